@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Checkpoints: a directory with safetensors files (single or sharded with an index) and
+ * config.json, or one .safetensors file.
+ *
+ * A family is a naming scheme with its format and routers. It is detected from tensor names,
+ * dtypes and shapes and checked against the config; a disagreement is an error, never a guess.
+ *   "deepseek-v4"     DeepSeek-V4 / V4.1 original FP4 (MXFP4)
+ *   "modelopt-nvfp4"  NVIDIA ModelOpt NVFP4 under DeepSeek-V3, Qwen3-MoE, DeepSeek-V4 and related
+ *                     names
+ */
+#ifndef MEGAMOE_CHECKPOINT_H
+#define MEGAMOE_CHECKPOINT_H
+
+#include "router.h"
+#include "types.h"
+#include "weights.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct megamoe_checkpoint megamoe_checkpoint;
+
+/*
+ * Opens and maps a checkpoint; every safetensors header is checked (docs/formats.md).
+ * A file that shrinks while it is mapped ends the process with SIGBUS, as any mapping does.
+ * Owns: the caller closes *checkpoint. Weights taken from it keep the mapping alive.
+ * Returns: MEGAMOE_ENOTFOUND, MEGAMOE_EIO, MEGAMOE_EFORMAT (with file, tensor and reason),
+ * MEGAMOE_EUNSUPPORTED (a family or format that is recognised but not run), MEGAMOE_ENOMEM.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_checkpoint_open(const char *path,
+                                                                   megamoe_checkpoint **checkpoint);
+
+/* Accepts NULL. */
+MEGAMOE_API void megamoe_checkpoint_close(megamoe_checkpoint *checkpoint);
+
+typedef struct megamoe_checkpoint_info {
+    size_t struct_size;
+    char family[32];
+    char model_type[64]; /* of config.json; "" if it has none */
+    uint64_t files;
+    uint64_t tensors;
+    uint64_t bytes; /* of the safetensors files */
+    int32_t layers; /* MoE layers of which this checkpoint holds at least one expert tensor */
+} megamoe_checkpoint_info;
+
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status
+megamoe_checkpoint_describe(const megamoe_checkpoint *checkpoint, megamoe_checkpoint_info *info);
+
+/*
+ * The model's index of the i-th MoE layer, ascending, or -1 when i is out of range.
+ * Draft (MTP) blocks are not layers here.
+ */
+MEGAMOE_API int32_t megamoe_checkpoint_layer(const megamoe_checkpoint *checkpoint, int32_t i);
+
+/*
+ * The weights of a layer. All three projections of all experts must be there, with every scale;
+ * scales are checked as in megamoe_weights_from_tensors. Without a config the geometry comes from
+ * the tensors, and topk is 0 where they do not show it. Owns: the caller closes *weights.
+ * Returns: MEGAMOE_ENOTFOUND (no such layer), MEGAMOE_EFORMAT, MEGAMOE_EUNSUPPORTED (this layer's
+ * format is not run, or an unknown tensor stands beside an expert), MEGAMOE_ENOMEM.
+ * Thread: a checkpoint may be shared by threads.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_checkpoint_weights(
+    const megamoe_checkpoint *checkpoint, int32_t layer, megamoe_weights **weights);
+
+/*
+ * The router of a layer, a copy. Owns: the caller closes *router.
+ * Returns: MEGAMOE_ENOTFOUND if the checkpoint holds no router for the layer, no config.json, or
+ * not a key that the router needs (named), MEGAMOE_EFORMAT, MEGAMOE_EUNSUPPORTED, MEGAMOE_ENOMEM.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_checkpoint_router(
+    const megamoe_checkpoint *checkpoint, int32_t layer, megamoe_router **router);
+
+/* One tensor of a safetensors file. */
+typedef struct megamoe_tensor {
+    char dtype[16]; /* as the file spells it */
+    int32_t rank;
+    int64_t shape[8];
+    const void *data; /* borrowed from the checkpoint, not aligned */
+    uint64_t bytes;
+} megamoe_tensor;
+
+/*
+ * Opens one safetensors file for its tensors alone, without a family or config.
+ * megamoe_checkpoint_weights, _router and _layer find nothing in it.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_tensors_open(const char *path,
+                                                                megamoe_checkpoint **checkpoint);
+
+/* Finds a tensor by name. Returns MEGAMOE_ENOTFOUND naming file and tensor. */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_checkpoint_tensor(
+    const megamoe_checkpoint *checkpoint, const char *name, megamoe_tensor *tensor);
+
+/* ---- Writing ---- */
+
+typedef struct megamoe_tensor_spec {
+    const char *name;
+    const char *dtype; /* as safetensors spells it: "BF16", "F8_E8M0", ... */
+    int32_t rank;
+    int64_t shape[8];
+} megamoe_tensor_spec;
+
+/* Fills the bytes of tensor `index`; called for each tensor once, in file order. */
+typedef megamoe_status (*megamoe_tensor_fill_fn)(void *user, size_t index, void *data,
+                                                 uint64_t bytes);
+
+/*
+ * Writes a safetensors file (a temporary file beside it, fsync, rename). Only one tensor is in
+ * memory at a time, zeroed before `fill`. Tensors lie in the order of descending element size, else
+ * in the given one, behind a header padded to 8 bytes, so each is aligned to its element. A failure
+ * of `fill` ends the writing with its status.
+ * Returns: MEGAMOE_EINVAL (names that repeat, unknown dtype, shapes that overflow), MEGAMOE_EIO.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status
+megamoe_tensors_save(const char *path, const megamoe_tensor_spec *specs, size_t n,
+                     megamoe_tensor_fill_fn fill, void *user, megamoe_progress progress);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The operation: dispatch, FC1, gated activation, FC2 and the weighted top-k sum.
+ *
+ *   layer      owns the packed weights of this rank's experts and nothing else
+ *   workspace  owns the buffers of one (communicator, device, shape, capacity); one serves every
+ *              layer of that shape
+ *
+ *   megamoe_stage(ws, ...)            quantizes the inputs into the workspace
+ *   megamoe_forward(layer, ws, y, s)  computes and writes y
+ *
+ * Calls on one workspace are ordered. All ranks of a communicator make the same forwards in the
+ * same order, ranks without tokens too. For given weights and options a token's output does not
+ * depend on the other tokens, on ranks, threads, instruction set or placement, to the bit.
+ * What is wrong on the host is returned at once; what is found while computing (an id or scale out
+ * of range, an overflowing pool, layers that differ between ranks, a deadline, a lost peer) is
+ * agreed between the ranks, leaves y unwritten, and is read by megamoe_workspace_status or
+ * returned, once, by the next call on that workspace.
+ */
+#ifndef MEGAMOE_LAYER_H
+#define MEGAMOE_LAYER_H
+
+#include "comm.h"
+#include "device.h"
+#include "types.h"
+#include "weights.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Layer ---- */
+
+typedef struct megamoe_layer megamoe_layer;
+
+/* How partial sums over K are kept (docs/numerics.md, item 3). */
+typedef enum megamoe_accumulate {
+    MEGAMOE_ACCUMULATE_MMA = 0,    /* one accumulator over all of K */
+    MEGAMOE_ACCUMULATE_PROMOTE = 1 /* each 128 of K from zero, then one FP32 fma */
+} megamoe_accumulate;
+
+typedef struct megamoe_layer_options {
+    size_t struct_size;
+    megamoe_accumulate accumulate;
+    bool weight_after_fc2;    /* multiply the routing weight in after FC2 instead of before */
+    megamoe_nvfp4_mode nvfp4; /* for weights in checkpoint form; prepared ones have it fixed */
+    /*
+     * Copy this rank's experts of prepared weights into huge pages instead of using the mapped
+     * file: memory reads 10 to 15 % faster, but is this process's own.
+     */
+    bool copy_prepared;
+    /*
+     * Placement: physical expert p holds the logical expert physical_to_logical[p]; every logical
+     * expert has at least one physical. Rank r owns the r-th contiguous part of the physical
+     * experts, the first (physical_experts mod ranks) parts one longer. A token uses replica
+     * (rank + token) mod count. NULL: physical = logical.
+     */
+    const int32_t *physical_to_logical;
+    int32_t physical_experts;
+} megamoe_layer_options;
+
+/*
+ * Packs or maps this rank's experts. The layer keeps prepared weights mapped unless it is to copy
+ * them; from weights in checkpoint form it makes its own copy. `options` may be NULL.
+ * Owns: the caller closes *layer; `weights` may be closed at once.
+ * Returns: MEGAMOE_EINVAL, MEGAMOE_EINEXACT, MEGAMOE_EUNSUPPORTED, MEGAMOE_ENOMEM.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status
+megamoe_layer_create(megamoe_comm *comm, megamoe_device *device, const megamoe_weights *weights,
+                     const megamoe_layer_options *options, megamoe_layer **layer);
+
+/* Accepts NULL. */
+MEGAMOE_API void megamoe_layer_close(megamoe_layer *layer);
+
+/* Bytes of packed weights that this rank holds. */
+MEGAMOE_API uint64_t megamoe_layer_bytes(const megamoe_layer *layer);
+
+/* ---- Workspace ---- */
+
+typedef struct megamoe_workspace megamoe_workspace;
+
+/* How FC1's input is scaled (docs/numerics.md, items 1 and 3). */
+typedef enum megamoe_input_scale {
+    MEGAMOE_SCALE_TOKEN = 0,    /* one F32 per token */
+    MEGAMOE_SCALE_BLOCK = 1,    /* one power of two (E8M0) per token and 128 channels */
+    MEGAMOE_SCALE_BLOCK_F32 = 2 /* one F32 per token and 128 channels: the caller's codes only,
+                                   with MEGAMOE_ACCUMULATE_PROMOTE only */
+} megamoe_input_scale;
+
+typedef struct megamoe_shape {
+    size_t struct_size;
+    int32_t hidden;
+    int32_t intermediate;
+    int32_t experts; /* logical */
+    int32_t topk;    /* slots per token, 1..64 */
+    megamoe_input_scale input_scale;
+    int32_t physical_experts; /* 0: equal to experts */
+} megamoe_shape;
+
+typedef struct megamoe_capacity {
+    size_t struct_size;
+    int64_t tokens;      /* per rank; at least 1 */
+    int64_t pool_rows;   /* routes that one rank can receive; 0: ranks * tokens * topk, the bound */
+    int32_t deadline_ms; /* of waits between ranks inside a forward; 0: 30000 */
+} megamoe_capacity;
+
+/*
+ * Collective. Owns: the caller closes *workspace before `comm` and `device`.
+ * Returns: MEGAMOE_EINVAL (also where ranks disagree about shape or capacity, naming the field),
+ * MEGAMOE_ENOMEM, MEGAMOE_EPEER.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status
+megamoe_workspace_create(megamoe_comm *comm, megamoe_device *device, const megamoe_shape *shape,
+                         const megamoe_capacity *capacity, megamoe_workspace **workspace);
+
+/* Accepts NULL. Not collective, but no rank may be inside a forward of it. */
+MEGAMOE_API void megamoe_workspace_close(megamoe_workspace *workspace);
+
+/* Bytes of memory reserved by this rank's workspace. */
+MEGAMOE_API uint64_t megamoe_workspace_bytes(const megamoe_workspace *workspace);
+
+/*
+ * Checks that layer and workspace fit and backs their pages with memory, so that the first forward
+ * costs what later ones do. Forwards allocate nothing, with or without it.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_prewarm(megamoe_layer *layer,
+                                                           megamoe_workspace *workspace);
+
+/*
+ * Takes a batch: x BF16 [n, hidden] (row stride a multiple of 8 elements), topk_ids I32 or I64
+ * [n, topk] (-1 masks a slot), topk_weights F32 or BF16 [n, topk]. The views may be NULL when
+ * n_tokens is 0. `stream`: NULL on the CPU.
+ * Returns: MEGAMOE_ECAPACITY (n_tokens beyond the capacity; nothing is staged), MEGAMOE_EINVAL, or
+ * the pending error of an earlier forward.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_stage(megamoe_workspace *workspace,
+                                                         const megamoe_view *x,
+                                                         const megamoe_view *topk_ids,
+                                                         const megamoe_view *topk_weights,
+                                                         int64_t n_tokens, void *stream);
+
+/* Where a caller writes a batch by itself: codes, scales, ids and weights of `tokens` rows. */
+typedef struct megamoe_workspace_views {
+    size_t struct_size;
+    megamoe_view codes;        /* E4M3 [tokens, hidden], natural order */
+    megamoe_view scales;       /* F32 [tokens, 1]; E8M0 [tokens, ceil(hidden / 128)], bytes 79..174;
+                                  F32 [tokens, ceil(hidden / 128)] */
+    megamoe_view topk_ids;     /* I32 [tokens, topk] */
+    megamoe_view topk_weights; /* F32 [tokens, topk] */
+} megamoe_workspace_views;
+
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status
+megamoe_workspace_get_views(megamoe_workspace *workspace, megamoe_workspace_views *views);
+
+/* Declares the first n_tokens rows of the views to be the batch. Errors as megamoe_stage. */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_commit_staged(megamoe_workspace *workspace,
+                                                                 int64_t n_tokens, void *stream);
+
+/*
+ * Computes the staged batch; collective. y: BF16 [n, hidden] with n at least the staged tokens, or
+ * NULL when there are none. A batch stays staged and may be computed again, by another layer too.
+ * Blocks on the CPU until y is written.
+ * Returns: MEGAMOE_EINVAL, MEGAMOE_ESTATE (nothing staged; the workspace is dead after a deadline
+ * or abort), MEGAMOE_ETIMEDOUT or MEGAMOE_EPEER (waiting for the other ranks ended so just now), or
+ * the pending error of an earlier forward. Allocates nothing.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_forward(megamoe_layer *layer,
+                                                           megamoe_workspace *workspace,
+                                                           const megamoe_view *y, void *stream);
+
+typedef struct megamoe_forward_call {
+    megamoe_layer *layer;
+    megamoe_workspace *workspace;
+    const megamoe_view *y;
+    void *stream;
+} megamoe_forward_call;
+
+/*
+ * The forwards of all ranks of a folded communicator, called by one thread: calls[r] is rank r's.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_forward_group(const megamoe_forward_call *calls,
+                                                                 int32_t n);
+
+/* Where a forward stopped. */
+typedef enum megamoe_phase {
+    MEGAMOE_PHASE_NONE = 0,
+    MEGAMOE_PHASE_COUNT = 1,
+    MEGAMOE_PHASE_DISPATCH = 2,
+    MEGAMOE_PHASE_EXPERTS = 3,
+    MEGAMOE_PHASE_COMBINE = 4
+} megamoe_phase;
+
+typedef struct megamoe_workspace_detail {
+    size_t struct_size;
+    megamoe_status status;
+    megamoe_phase phase;
+    int32_t rank;   /* the rank that found the error, or that was waited for; -1 if none */
+    uint64_t epoch; /* number of the forward on this workspace, from 1 */
+    int64_t token;  /* MEGAMOE_EID: the token, else -1 */
+    int32_t slot;   /* MEGAMOE_EID: the slot, or -1 for an input scale */
+    int64_t value;  /* MEGAMOE_EID: what was found; MEGAMOE_ECAPACITY: pool rows needed */
+    char message[256];
+} megamoe_workspace_detail;
+
+/*
+ * The pending error of this workspace, which this call clears (a dead workspace stays dead).
+ * Returns the status that *detail holds. `detail` may be NULL.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status
+megamoe_workspace_status(megamoe_workspace *workspace, megamoe_workspace_detail *detail);
+
+/*
+ * Routes that the physical experts of this rank received in the last forward, in their order.
+ * counts holds n entries; n must be the number of physical experts of this rank.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status
+megamoe_workspace_receive_counts(const megamoe_workspace *workspace, int64_t *counts, int32_t n);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

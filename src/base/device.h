@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef MM_BASE_DEVICE_H
+#define MM_BASE_DEVICE_H
+
+#include "base/pool.h"
+#include "megamoe/device.h"
+
+struct mm_kernels;
+
+struct megamoe_device {
+    mm_pool *pool;
+    const struct mm_kernels *kernels; /* of the CPU tier in use */
+    bool pinned;
+};
+
+#endif

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The exponential of the numerics contract: the same FP32 operations on every backend, at most
+ * 1 ulp from exp(x), IEEE overflow and gradual underflow, NaN through.
+ */
+#ifndef MM_NUM_EXP_H
+#define MM_NUM_EXP_H
+
+#include <math.h>
+#include <stdint.h>
+
+#include "num/bf16.h"
+
+/* 2^n for n in -126..127. */
+static inline float mm_exp2i(int32_t n) {
+    return mm_f32_from_bits((uint32_t)(n + 127) << 23);
+}
+
+static inline float mm_expf(float x) {
+    /* exp(89) overflows and exp(-105) rounds to zero; beyond them nothing changes. */
+    x = x > 89.0f ? 89.0f : x;
+    x = x < -105.0f ? -105.0f : x;
+    /* n = round(x / ln 2): the magic number leaves it in the low bits of an FP32. */
+    const float shifted = fmaf(x, 0x1.715476p+0f, 0x1.8p23f);
+    const float n = shifted - 0x1.8p23f;
+    const int32_t exponent = (int32_t)(mm_f32_bits(shifted) - 0x4B400000u);
+    /* ln 2 in two parts; the first has trailing zeros, so n * part is exact. */
+    float r = fmaf(n, -0x1.62e4p-1f, x);
+    r = fmaf(n, -0x1.7f7d1cp-20f, r);
+    /* exp(r) - 1 - r over r^2, minimax on |r| <= ln(2) / 2, relative error 2^-34. */
+    float q = 0x1.9f085ap-13f;
+    q = fmaf(q, r, 0x1.6d8d52p-10f);
+    q = fmaf(q, r, 0x1.111272p-7f);
+    q = fmaf(q, r, 0x1.55548ep-5f);
+    q = fmaf(q, r, 0x1.555554p-3f);
+    q = fmaf(q, r, 0.5f);
+    const float y = 1.0f + fmaf(r * r, q, r);
+    /* Two factors keep 2^n in range; only the second product can round. (For NaN they are
+     * arbitrary bits, and y is NaN.) */
+    const int32_t first = exponent / 2;
+    return y * mm_exp2i(first) * mm_exp2i(exponent - first);
+}
+
+#endif

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How activations become E4M3: the scales of docs/numerics.md, item 1. */
+#ifndef MM_NUM_INPUT_H
+#define MM_NUM_INPUT_H
+
+#include <stdint.h>
+
+#include "num/bf16.h"
+#include "num/e4m3.h"
+
+enum {
+    MM_BLOCK_EXPONENT_MIN = -48,
+    MM_BLOCK_EXPONENT_MAX = 47,
+    MM_BLOCK_BYTE_ZERO = 127, /* E8M0 byte of exponent 0 */
+    MM_BLOCK_CHANNELS = 128   /* channels under one power-of-two scale */
+};
+
+/*
+ * The exponent of a block whose largest magnitude has these FP32 bits (finite): amax / 2^e fits
+ * E4M3. 0 for an all-zero block.
+ */
+static inline int32_t mm_block_exponent(uint32_t amax_bits) {
+    const int32_t e = (int32_t)(amax_bits >> 23) - 127 - 8 + ((amax_bits & 0x7FFFFFu) > 0x600000u);
+    const int32_t low = e < MM_BLOCK_EXPONENT_MIN ? MM_BLOCK_EXPONENT_MIN : e;
+    const int32_t clamped = low > MM_BLOCK_EXPONENT_MAX ? MM_BLOCK_EXPONENT_MAX : low;
+    return amax_bits ? clamped : 0;
+}
+
+/*
+ * One scale for a token: x is multiplied by `lift`, then by `inverse`, to give codes; `scale` and
+ * `factor` (the inverse of lift) enter the epilogue in this order.
+ */
+typedef struct mm_token_scale {
+    float lift, inverse;
+    float scale, factor;
+} mm_token_scale;
+
+/* amax: the row's largest magnitude, finite and not zero. */
+static inline mm_token_scale mm_token_scale_of(float amax) {
+    const int tiny = amax < 0x1p-100f;
+    const float lift = tiny ? 0x1p64f : 1.0f;
+    const float lifted = amax * lift;
+    return (mm_token_scale){.lift = lift,
+                            .inverse = MM_E4M3_MAX / lifted,
+                            .scale = lifted / MM_E4M3_MAX,
+                            .factor = tiny ? 0x1p-64f : 1.0f};
+}
+
+#endif

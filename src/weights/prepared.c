@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The prepared file: what its writer and reader share, and the reader. */
+#define _GNU_SOURCE
+#include "weights/prepared.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "router/router.h"
+#include "weights/object.h"
+
+mm_hash mm_hash_of(const void *data, size_t bytes) {
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, bytes));
+    mm_hash hash;
+    memcpy(hash.bytes, canonical.digest, sizeof hash.bytes);
+    return hash;
+}
+
+static bool hash_holds(const mm_hash *hash, const void *data, size_t bytes) {
+    const mm_hash actual = mm_hash_of(data, bytes);
+    return memcmp(actual.bytes, hash->bytes, sizeof actual.bytes) == 0;
+}
+
+void mm_prepared_seal(mm_prepared_header *header) {
+    header->hash = mm_hash_of(header, offsetof(mm_prepared_header, hash));
+}
+
+mm_prepared_extents mm_prepared_extents_of(const megamoe_layer_desc *desc,
+                                           const mm_cpu_layout *layout, uint64_t router_bytes) {
+    mm_prepared_extents e = {
+        .hidden_k = (uint64_t)layout->hidden_k,
+        .intermediate_k = (uint64_t)layout->intermediate_k,
+        .fc1_tiles = (uint64_t)layout->fc1_tiles,
+        .fc2_tiles = (uint64_t)layout->fc2_tiles,
+        .hashes_offset = MM_PREPARED_HEADER_BYTES,
+        .router_bytes = router_bytes,
+        .blob_bytes = layout->blob_bytes,
+    };
+    const uint64_t experts = (uint64_t)desc->experts;
+    e.router_offset = mm_round_up(e.hashes_offset + experts * sizeof(mm_hash), MM_PAGE);
+    e.blobs_offset = mm_round_up(e.router_offset + router_bytes, MM_PAGE);
+    e.file_bytes = e.blobs_offset + experts * e.blob_bytes;
+    return e;
+}
+
+/* What stands before anything whose meaning depends on the version. */
+static megamoe_status check_kind(const char *path, const mm_mapping *file) {
+    mm_prepared_fields fields;
+    const size_t magic_bytes = sizeof fields.magic;
+    if (file->bytes < magic_bytes || memcmp(file->data, MM_PREPARED_MAGIC, magic_bytes) != 0)
+        return mm_fail(MEGAMOE_EFORMAT, "%s: not a prepared file: it does not begin with \"%s\"",
+                       path, MM_PREPARED_MAGIC);
+    if (file->bytes < MM_PREPARED_HEADER_BYTES)
+        return mm_fail(MEGAMOE_EFORMAT, "%s: truncated: %zu bytes; the header alone has %d", path,
+                       file->bytes, MM_PREPARED_HEADER_BYTES);
+    memcpy(&fields, file->data, sizeof fields);
+    if (fields.byte_order != MM_PREPARED_BYTE_ORDER)
+        return mm_fail(MEGAMOE_EUNSUPPORTED,
+                       "%s: byte order mark 0x%08" PRIx32 "; this machine reads 0x%08x", path,
+                       fields.byte_order, MM_PREPARED_BYTE_ORDER);
+    if (fields.version != MM_PREPARED_VERSION)
+        return mm_fail(MEGAMOE_EUNSUPPORTED,
+                       "%s: version %" PRIu32 "; this library reads version %d", path,
+                       fields.version, MM_PREPARED_VERSION);
+    return MEGAMOE_OK;
+}
+
+/* The layer that the header describes, in weights->desc and ->nvfp4. */
+static megamoe_status take_layer(megamoe_weights *weights, const mm_prepared_fields *fields) {
+    const char *path = weights->path;
+    const mm_prepared_fields known = {.device = MM_PREPARED_DEVICE, .layout = MM_PREPARED_LAYOUT};
+    if (memcmp(fields->device, known.device, sizeof known.device) != 0)
+        return mm_fail(MEGAMOE_EUNSUPPORTED, "%s: prepared for device \"%.16s\"; expected \"%s\"",
+                       path, fields->device, MM_PREPARED_DEVICE);
+    if (memcmp(fields->layout, known.layout, sizeof known.layout) != 0)
+        return mm_fail(MEGAMOE_EUNSUPPORTED, "%s: layout \"%.16s\"; this library reads \"%s\"",
+                       path, fields->layout, MM_PREPARED_LAYOUT);
+    if (fields->format != MEGAMOE_FORMAT_MXFP4 && fields->format != MEGAMOE_FORMAT_NVFP4)
+        return mm_fail(MEGAMOE_EFORMAT, "%s: format %" PRIu32 "; expected %d (MXFP4) or %d (NVFP4)",
+                       path, fields->format, MEGAMOE_FORMAT_MXFP4, MEGAMOE_FORMAT_NVFP4);
+    const bool folds = fields->format == MEGAMOE_FORMAT_NVFP4;
+    if (fields->nvfp4 > (folds ? MEGAMOE_NVFP4_FOLDED : MEGAMOE_NVFP4_EXACT))
+        return mm_fail(MEGAMOE_EFORMAT, "%s: NVFP4 mode %" PRIu32 " with format %" PRIu32, path,
+                       fields->nvfp4, fields->format);
+    if (fields->has_bias > 1)
+        return mm_fail(MEGAMOE_EFORMAT, "%s: has_bias is %" PRIu32 "; expected 0 or 1", path,
+                       fields->has_bias);
+    weights->nvfp4 = (megamoe_nvfp4_mode)fields->nvfp4;
+    weights->desc = (megamoe_layer_desc){
+        .struct_size = sizeof weights->desc,
+        .layer = fields->layer,
+        .hidden = fields->hidden,
+        .intermediate = fields->intermediate,
+        .experts = fields->experts,
+        .topk = fields->topk,
+        .format = (megamoe_format)fields->format,
+        .activation = {fields->alpha, fields->offset, fields->limit},
+        .has_bias = fields->has_bias == 1,
+    };
+    return mm_desc_check(&weights->desc, MEGAMOE_EFORMAT, path);
+}
+
+static megamoe_status check_extents(const char *path, const mm_prepared_extents *stored,
+                                    const mm_prepared_extents *expected, size_t file_bytes) {
+#define X(name)                                                                                    \
+    if (stored->name != expected->name)                                                            \
+        return mm_fail(MEGAMOE_EFORMAT,                                                            \
+                       "%s: " #name " is %" PRIu64 "; the geometry gives %" PRIu64, path,          \
+                       stored->name, expected->name);
+    MM_PREPARED_EXTENT_LIST(X)
+#undef X
+    if (file_bytes != expected->file_bytes)
+        return mm_fail(MEGAMOE_EFORMAT, "%s: %s: %zu bytes; its header says %" PRIu64, path,
+                       file_bytes < expected->file_bytes ? "truncated" : "too long", file_bytes,
+                       expected->file_bytes);
+    return MEGAMOE_OK;
+}
+
+megamoe_status mm_prepared_check_router(const megamoe_router *router,
+                                        const megamoe_layer_desc *desc, megamoe_status status,
+                                        const char *where) {
+    megamoe_router_desc r = MEGAMOE_INIT(megamoe_router_desc);
+    MM_TRY(megamoe_router_describe(router, &r));
+    if (r.hidden != desc->hidden || r.experts != desc->experts ||
+        (desc->topk && r.topk != desc->topk))
+        return mm_fail(status,
+                       "%s: the router is for hidden %d, %d experts, top-%d; the layer has hidden "
+                       "%d, %d experts, top-%d",
+                       where, r.hidden, r.experts, r.topk, desc->hidden, desc->experts, desc->topk);
+    return MEGAMOE_OK;
+}
+
+static megamoe_status load_router(megamoe_weights *weights, const mm_prepared_fields *fields) {
+    const mm_prepared_extents *extents = &fields->extents;
+    const uint8_t *bytes = weights->file.data + extents->router_offset;
+    if (!extents->router_bytes)
+        return MEGAMOE_OK;
+    if (!hash_holds(&fields->router_hash, bytes, extents->router_bytes))
+        return mm_fail(MEGAMOE_ECHECK, "%s: the router's hash does not hold", weights->path);
+    MM_TRY(mm_router_load(bytes, extents->router_bytes, weights->path, &weights->router));
+    return mm_prepared_check_router(weights->router, &weights->desc, MEGAMOE_EFORMAT,
+                                    weights->path);
+}
+
+static megamoe_status open_mapped(megamoe_weights *weights) {
+    const mm_mapping *file = &weights->file;
+    const char *path = weights->path;
+    MM_TRY(check_kind(path, file));
+    mm_prepared_header header;
+    memcpy(&header, file->data, sizeof header);
+    const mm_prepared_fields *fields = &header.fields;
+    if (!hash_holds(&header.hash, &header, offsetof(mm_prepared_header, hash)))
+        return mm_fail(MEGAMOE_ECHECK, "%s: the header's hash does not hold", path);
+    MM_TRY(take_layer(weights, fields));
+    if (fields->extents.router_bytes > file->bytes)
+        return mm_fail(MEGAMOE_EFORMAT, "%s: router_bytes is %" PRIu64 "; the file has %zu bytes",
+                       path, fields->extents.router_bytes, file->bytes);
+    weights->layout = mm_cpu_layout_of(&weights->desc, weights->nvfp4);
+    const mm_prepared_extents extents =
+        mm_prepared_extents_of(&weights->desc, &weights->layout, fields->extents.router_bytes);
+    MM_TRY(check_extents(path, &fields->extents, &extents, file->bytes));
+    weights->hashes = (const mm_hash *)(file->data + extents.hashes_offset);
+    weights->blobs = file->data + extents.blobs_offset;
+    if (!hash_holds(&fields->hashes_hash, weights->hashes,
+                    (size_t)weights->desc.experts * sizeof(mm_hash)))
+        return mm_fail(MEGAMOE_ECHECK, "%s: the hash of the table of hashes does not hold", path);
+    return load_router(weights, fields);
+}
+
+megamoe_status megamoe_weights_open(const char *path, megamoe_weights **weights) {
+    if (!path || !weights)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_weights_open: an argument is NULL");
+    *weights = NULL;
+    megamoe_status status;
+    megamoe_weights *w = mm_weights_new();
+    if (!w || !(w->path = strdup(path)))
+        MM_TRY_GOTO(mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", path), fail);
+    MM_TRY_GOTO(mm_mapping_open(path, &w->file), fail);
+    MM_TRY_GOTO(open_mapped(w), fail);
+    *weights = w;
+    return MEGAMOE_OK;
+fail:
+    megamoe_weights_close(w);
+    return status;
+}
+
+megamoe_status megamoe_weights_verify(const megamoe_weights *weights, megamoe_progress progress) {
+    if (!weights)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_weights_verify: weights is NULL");
+    if (weights->matrices)
+        return mm_fail(MEGAMOE_EUNSUPPORTED,
+                       "megamoe_weights_verify: weights in checkpoint form have no hashes");
+    const size_t blob_bytes = weights->layout.blob_bytes;
+    const uint64_t experts = (uint64_t)weights->desc.experts;
+    for (uint64_t i = 0; i < experts; i++) {
+        if (!hash_holds(&weights->hashes[i], weights->blobs + i * blob_bytes, blob_bytes))
+            return mm_fail(MEGAMOE_ECHECK, "%s: expert %" PRIu64 ": its hash does not hold",
+                           weights->path, i);
+        if (progress.fn)
+            progress.fn(progress.user, (i + 1) * blob_bytes, experts * blob_bytes);
+    }
+    return MEGAMOE_OK;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An open checkpoint as its families see it: tensors by name, the config, the layers. */
+#ifndef MM_CHECKPOINT_CHECKPOINT_H
+#define MM_CHECKPOINT_CHECKPOINT_H
+
+#include <stdatomic.h>
+
+#include "checkpoint/config.h"
+#include "checkpoint/safetensors.h"
+#include "megamoe/checkpoint.h"
+
+typedef struct mm_family mm_family;
+
+typedef struct mm_layer {
+    int32_t index;
+    const mm_family *family;
+    const mm_tensor
+        *first; /* an expert tensor that its family claims: shows how names are formed */
+} mm_layer;
+
+struct megamoe_checkpoint {
+    atomic_int users; /* the handle and every megamoe_weights taken from it */
+    char *path;       /* as it was opened */
+    mm_safetensors *files;
+    size_t n_files;
+    const mm_tensor **tensors; /* ascending by name; of a sharded one, those that the index lists */
+    size_t n_tensors;
+    mm_config config;
+    mm_layer *layers; /* ascending by index */
+    int32_t n_layers;
+    const mm_family *family; /* NULL: opened for its tensors alone */
+};
+
+/* NULL if there is none. */
+const mm_tensor *mm_checkpoint_find(const megamoe_checkpoint *checkpoint, const char *name);
+
+/* The tensors whose names start with `prefix`: count of them, the first at tensors[*first]. */
+size_t mm_checkpoint_find_prefix(const megamoe_checkpoint *checkpoint, const char *prefix,
+                                 size_t *first);
+
+/* shards.c: opens the files of a path and fills files and tensors. */
+MEGAMOE_CHECKED megamoe_status mm_checkpoint_open_files(const char *path,
+                                                        megamoe_checkpoint *checkpoint);
+MEGAMOE_CHECKED megamoe_status mm_checkpoint_open_file(const char *path,
+                                                       megamoe_checkpoint *checkpoint);
+
+/* layers.c: gives every layer its family and checks the config against them. */
+MEGAMOE_CHECKED megamoe_status mm_checkpoint_find_layers(megamoe_checkpoint *checkpoint);
+
+#endif

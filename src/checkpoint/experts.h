@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What families that name their experts as in names.h have in common. */
+#ifndef MM_CHECKPOINT_EXPERTS_H
+#define MM_CHECKPOINT_EXPERTS_H
+
+#include "checkpoint/family.h"
+#include "checkpoint/names.h"
+
+/* The expert tensors of a layer. */
+typedef struct mm_experts {
+    const megamoe_checkpoint *checkpoint;
+    const mm_layer *layer;
+    mm_expert_name like; /* how their names are formed, with layer->first */
+    int32_t named;       /* one more than the highest expert in a name; 0 if fused */
+    size_t tensors;
+} mm_experts;
+
+/* A claim on a tensor whose name parses. */
+mm_claim mm_claim_of(const mm_expert_name *name);
+
+/*
+ * Looks through all tensors of the layer. Each must hold one of `parts` (NULL ends the list): what
+ * else stands beside an expert may change what its weights mean.
+ */
+MEGAMOE_CHECKED megamoe_status mm_experts_scan(const megamoe_checkpoint *checkpoint,
+                                               const mm_layer *layer, const char *const *parts,
+                                               mm_experts *experts);
+
+/* An expert's tensor, or MEGAMOE_EFORMAT naming the one that is missing. */
+MEGAMOE_CHECKED megamoe_status mm_experts_find(const mm_experts *experts, int32_t expert,
+                                               megamoe_projection projection, const char *part,
+                                               const mm_tensor **tensor);
+
+/* MEGAMOE_EFORMAT unless the tensor has this dtype and shape. */
+MEGAMOE_CHECKED megamoe_status mm_tensor_expect(const mm_tensor *tensor, const char *dtype,
+                                                int32_t rank, const int64_t *shape);
+/* The same for the dtype and rank alone. */
+MEGAMOE_CHECKED megamoe_status mm_tensor_expect_rank(const mm_tensor *tensor, const char *dtype,
+                                                     int32_t rank);
+
+/* What the tensor of gate codes shows. */
+typedef struct mm_gate_shape {
+    int64_t row_bytes; /* hidden / 2 */
+    int64_t rows;      /* intermediate */
+    int64_t fused;     /* experts in the tensor; 0: one tensor for each expert */
+} mm_gate_shape;
+
+/* Fills the description of the layer from that shape and from the config, which must agree. */
+MEGAMOE_CHECKED megamoe_status mm_experts_describe(const mm_experts *experts,
+                                                   const mm_tensor *gate_codes, mm_gate_shape shape,
+                                                   megamoe_format format, megamoe_layer_desc *desc);
+
+/*
+ * Room for the matrices of tensors->desc, to be filled in the order of experts up to the first
+ * tensor that is missing: a number that is only stated makes no room.
+ */
+MEGAMOE_CHECKED megamoe_status mm_layer_tensors_reserve(const mm_experts *experts,
+                                                        mm_layer_tensors *tensors);
+
+/* Whether the model is DeepSeek-V4: by its type or, where no config names one, by its names. */
+MEGAMOE_CHECKED megamoe_status mm_is_deepseek_v4(const megamoe_checkpoint *checkpoint,
+                                                 const mm_layer *layer, bool *is);
+
+/* The number of experts by the config; 0 if it is silent. *key names the key that says so. */
+MEGAMOE_CHECKED megamoe_status mm_config_experts(const mm_config *config, int32_t *experts,
+                                                 const char **key);
+
+/* routers.c: the routers of these models. */
+MEGAMOE_CHECKED megamoe_status mm_router_read(const megamoe_checkpoint *checkpoint,
+                                              const mm_layer *layer, megamoe_router **router);
+
+#endif

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A family: how a kind of checkpoint names and stores the experts and routers of its layers.
+ * To add one, write its file and enter it in the table of families.c.
+ */
+#ifndef MM_CHECKPOINT_FAMILY_H
+#define MM_CHECKPOINT_FAMILY_H
+
+#include "checkpoint/checkpoint.h"
+#include "megamoe/checkpoint.h"
+
+/* A tensor that a family takes for an expert tensor in its format. */
+typedef struct mm_claim {
+    int32_t layer;
+    size_t block_bytes; /* the start of the name that all tensors of this layer share */
+} mm_claim;
+
+/* The tensors that a matrix was made of, for messages. */
+typedef struct mm_matrix_source {
+    const mm_tensor *codes;
+    const mm_tensor *scales;
+} mm_matrix_source;
+
+/* What a family makes of a layer. Zero-initialised is empty. */
+typedef struct mm_layer_tensors {
+    megamoe_layer_desc desc;
+    megamoe_matrix *matrices;  /* experts * 3, as megamoe_weights_from_tensors takes them */
+    mm_matrix_source *sources; /* one for each matrix */
+} mm_layer_tensors;
+
+struct mm_family {
+    const char *name; /* megamoe_checkpoint_info.family; NULL: recognised but not run */
+
+    /*
+     * Whether the tensor's name and dtype are this family's. A layer goes to the family that claims
+     * most of its tensors; what is wrong with the others is said when its weights are taken.
+     */
+    bool (*claims)(const mm_tensor *tensor, mm_claim *claim);
+
+    /* Compares what the config says of the layer's format with what the tensors are. */
+    megamoe_status (*check)(const megamoe_checkpoint *checkpoint, const mm_layer *layer);
+
+    /* Fills `tensors`; the caller frees its arrays, also after a failure. */
+    megamoe_status (*weights)(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
+                              mm_layer_tensors *tensors);
+
+    megamoe_status (*router)(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
+                             megamoe_router **router);
+};
+
+extern const mm_family mm_deepseek_v4;
+extern const mm_family mm_modelopt;
+/* Formats that are recognised so that the message can name them. */
+extern const mm_family mm_refused;
+
+enum { MM_FAMILIES = 3 };
+extern const mm_family *const mm_families[MM_FAMILIES];
+
+#endif

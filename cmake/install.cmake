@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+include(CMakePackageConfigHelpers)
+
+install(TARGETS megamoe EXPORT megamoe_targets)
+if(MEGAMOE_ARCHIVE)
+  install(FILES ${MEGAMOE_ARCHIVE} DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+install(DIRECTORY include/megamoe DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING PATTERN "*.h")
+
+configure_file(cmake/megamoe.pc.in megamoe.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/megamoe.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/megamoe)
+configure_package_config_file(cmake/megamoeConfig.cmake.in megamoeConfig.cmake
+  INSTALL_DESTINATION ${package_dir}
+  PATH_VARS CMAKE_INSTALL_LIBDIR CMAKE_INSTALL_INCLUDEDIR)
+write_basic_package_version_file(megamoeConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES
+  ${PROJECT_BINARY_DIR}/megamoeConfig.cmake ${PROJECT_BINARY_DIR}/megamoeConfigVersion.cmake
+  DESTINATION ${package_dir})
+install(EXPORT megamoe_targets NAMESPACE megamoe:: FILE megamoeTargets.cmake
+  DESTINATION ${package_dir})
+
+find_program(SCDOC scdoc)
+if(SCDOC)
+  set(man_page ${PROJECT_BINARY_DIR}/megamoe.1)
+  add_custom_command(OUTPUT ${man_page}
+    COMMAND ${SCDOC} < ${PROJECT_SOURCE_DIR}/man/megamoe.1.scd > ${man_page}
+    DEPENDS man/megamoe.1.scd
+    COMMENT "Formatting megamoe(1)" VERBATIM)
+  add_custom_target(man ALL DEPENDS ${man_page})
+  install(FILES ${man_page} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+endif()

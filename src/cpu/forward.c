@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/view.h"
+#include "comm/comm.h"
+#include "cpu/operation.h"
+#include "cpu/scratch.h"
+#include "num/exp.h"
+#include "num/input.h"
+
+/* What the threads of one phase work on. */
+struct work {
+    mm_cpu_workspace *ws;
+    const mm_cpu_layer *layer;
+    const megamoe_view *y;
+};
+
+/* ---- publish, agree ---- */
+
+void mm_cpu_publish(mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
+    const mm_placement *placement = &layer->placement;
+    mm_publication *publication = &ws->publications[++ws->epoch & 1];
+    publication->error = ws->staged_error;
+    publication->layer = layer->key;
+    publication->tokens = ws->tokens;
+    memset(publication->counts, 0, (size_t)placement->physical * sizeof publication->counts[0]);
+    if (publication->error.status == MEGAMOE_OK)
+        for (int64_t t = 0; t < ws->tokens; t++)
+            for (int32_t slot = 0; slot < ws->shape.topk; slot++) {
+                const int32_t id = ws->ids[t * ws->shape.topk + slot];
+                if (id >= 0)
+                    publication->counts[mm_placement_of(placement, id, ws->rank, t)]++;
+            }
+    atomic_store_explicit(&ws->published, ws->epoch, memory_order_release);
+}
+
+void mm_cpu_agree(mm_cpu_workspace *ws, const mm_cpu_layer *layer,
+                  megamoe_workspace_detail *detail) {
+    const mm_placement *placement = &layer->placement;
+    *detail = (megamoe_workspace_detail){
+        .struct_size = sizeof *detail, .rank = -1, .epoch = ws->epoch, .token = -1, .slot = -1};
+    for (int32_t r = 0; r < ws->ranks; r++) {
+        const mm_publication *publication = &ws->peers[r]->publications[ws->epoch & 1];
+        if (publication->error.status != MEGAMOE_OK) {
+            *detail = publication->error;
+            detail->epoch = ws->epoch;
+            return;
+        }
+    }
+    for (int32_t r = 1; r < ws->ranks; r++) {
+        if (ws->peers[r]->publications[ws->epoch & 1].layer ==
+            ws->peers[0]->publications[ws->epoch & 1].layer)
+            continue;
+        detail->status = MEGAMOE_EINVAL;
+        detail->phase = MEGAMOE_PHASE_COUNT;
+        detail->rank = r;
+        snprintf(detail->message, sizeof detail->message,
+                 "the layer of rank %d has other options or another expert map than that of rank 0",
+                 r);
+        return;
+    }
+    for (int32_t owner = 0; owner < ws->ranks; owner++) {
+        const int32_t first = mm_share_start(placement->physical, owner, ws->ranks);
+        const int32_t count = mm_share_count(placement->physical, owner, ws->ranks);
+        int64_t need = 0;
+        for (int32_t r = 0; r < ws->ranks; r++)
+            for (int32_t p = first; p < first + count; p++)
+                need += ws->peers[r]->publications[ws->epoch & 1].counts[p];
+        if (need > ws->capacity.pool_rows) {
+            detail->status = MEGAMOE_ECAPACITY;
+            detail->phase = MEGAMOE_PHASE_DISPATCH;
+            detail->rank = owner;
+            detail->value = need;
+            snprintf(detail->message, sizeof detail->message,
+                     "rank %d receives %" PRId64 " routes; its pool has %" PRId64
+                     " rows (capacity.pool_rows)",
+                     owner, need, ws->capacity.pool_rows);
+            return;
+        }
+    }
+}
+
+/* ---- compute: which routes ---- */
+
+/* Sorts the routes of all ranks to this rank's experts and cuts them into panels. */
+static void gather_routes(mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
+    const mm_placement *placement = &layer->placement;
+    const int32_t topk = ws->shape.topk, first = placement->first, local = placement->local;
+    int64_t total = 0;
+    for (int32_t e = 0; e < local; e++) {
+        ws->segments[e] = ws->next[e] = total;
+        for (int32_t r = 0; r < ws->ranks; r++)
+            total += ws->peers[r]->publications[ws->epoch & 1].counts[first + e];
+    }
+    ws->segments[local] = ws->received = total;
+    for (int32_t r = 0; r < ws->ranks; r++) {
+        const mm_cpu_workspace *peer = ws->peers[r];
+        const int64_t tokens = peer->publications[ws->epoch & 1].tokens;
+        for (int64_t t = 0; t < tokens; t++)
+            for (int32_t slot = 0; slot < topk; slot++) {
+                const int32_t id = peer->ids[t * topk + slot];
+                const int32_t e = id < 0 ? -1 : mm_placement_of(placement, id, r, t) - first;
+                if (e >= 0 && e < local)
+                    ws->pool[ws->next[e]++] =
+                        (mm_route){t, r, slot, peer->weights[t * topk + slot]};
+            }
+    }
+    ws->n_panels = 0;
+    ws->n_active = 0;
+    for (int32_t e = 0; e < local; e++) {
+        ws->panel_starts[e] = ws->n_panels;
+        const int32_t routes = (int32_t)(ws->segments[e + 1] - ws->segments[e]);
+        const int32_t panels = (int32_t)mm_ceil_div(routes, MM_PANEL_TOKENS);
+        for (int32_t p = 0; p < panels; p++)
+            ws->panels[ws->n_panels++] =
+                (mm_panel){e, mm_share_count(routes, p, panels),
+                           ws->segments[e] + mm_share_start(routes, p, panels)};
+        if (routes)
+            ws->active[ws->n_active++] = e;
+    }
+    ws->panel_starts[local] = ws->n_panels;
+}
+
+/* ---- compute: dispatch ---- */
+
+/* The codes of one route's token into its column of an FC1 panel. */
+static void pull_token(const struct work *work, const mm_panel *panel, int32_t column) {
+    mm_cpu_workspace *ws = work->ws;
+    const mm_cpu_layout *layout = &work->layer->layout;
+    const int64_t row = panel->start + column;
+    const mm_route *route = &ws->pool[row];
+    const mm_cpu_workspace *source = ws->peers[route->rank];
+    const int64_t t = route->token;
+    const bool promote = work->layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE;
+    const bool by_block = ws->shape.input_scale == MEGAMOE_SCALE_BLOCK;
+    const uint8_t *blocks = source->blocks + t * source->blocks_stride;
+    uint32_t *values = ws->fc1_panels + panel->start * (layout->hidden_k / 2);
+    ws->device->kernels->expand(source->codes + t * source->codes_stride,
+                                by_block && !promote ? blocks : NULL, ws->shape.hidden,
+                                layout->hidden_k, values, panel->tokens, column);
+    ws->route_scale[row] = source->token_scale[t];
+    ws->route_factor[row] = source->token_factor[t];
+    ws->route_weight[row] = route->weight;
+    if (!promote)
+        return;
+    const int32_t chunks = source->blocks_stride;
+    float *scales = ws->fc1_chunk_scale + panel->start * chunks + column;
+    for (int32_t c = 0; c < chunks; c++)
+        scales[(int64_t)c * panel->tokens] =
+            ws->shape.input_scale == MEGAMOE_SCALE_BLOCK_F32
+                ? source->block_scale[t * chunks + c]
+                : (by_block ? mm_exp2i(blocks[c] - MM_BLOCK_BYTE_ZERO) : 1.0f);
+}
+
+static void run_dispatch(void *argument, int32_t thread, int32_t threads) {
+    const struct work *work = argument;
+    int32_t task;
+    while ((task = mm_ranges_take(work->ws->ranges, thread, threads)) >= 0) {
+        const mm_panel *panel = &work->ws->panels[task];
+        for (int32_t column = 0; column < panel->tokens; column++)
+            pull_token(work, panel, column);
+    }
+}
+
+/* ---- compute: FC1 ---- */
+
+/* What FC1 and FC2 differ in for their dot products. */
+struct sweep {
+    size_t tile_bytes;
+    int32_t k;
+    const uint32_t *panels;
+    const float *chunk_scale;
+};
+
+static int64_t routes_of(const mm_cpu_workspace *ws, int32_t expert) {
+    return ws->segments[expert + 1] - ws->segments[expert];
+}
+
+/*
+ * Units of a task that go through the kernels in one call. With few tokens memory is the limit, and
+ * it streams best in long runs; with many, one unit stays in cache while all panels pass.
+ */
+static int32_t units_at_once(const mm_cpu_workspace *ws, const mm_task *task, int32_t unit_tiles) {
+    const int64_t routes = routes_of(ws, task->expert);
+    if (routes > MM_FEW_TOKENS)
+        return 1;
+    return (int32_t)mm_max(1, MM_SCRATCH_SUMS / (routes * unit_tiles));
+}
+
+/*
+ * Lists the tasks of a sweep: an expert's units (128 channels of FC1, 512 rows of FC2) one by one
+ * where it has many tokens, else in as few spans as keep all threads busy.
+ */
+static int32_t list_tasks(mm_cpu_workspace *ws, int32_t units) {
+    const int32_t threads = mm_pool_threads(ws->device->pool);
+    const int32_t wanted =
+        threads == 1 ? 1 : (int32_t)mm_ceil_div(MM_TASKS_PER_THREAD * threads, ws->n_active);
+    int32_t n = 0;
+    for (int32_t i = 0; i < ws->n_active; i++) {
+        const int32_t expert = ws->active[i];
+        const bool few = routes_of(ws, expert) <= MM_FEW_TOKENS;
+        const int32_t spans = few && wanted < units ? wanted : units;
+        for (int32_t span = 0; span < spans; span++)
+            ws->tasks[n++] = (mm_task){expert, mm_share_start(units, span, spans),
+                                       mm_share_count(units, span, spans)};
+    }
+    return n;
+}
+
+static float sum_scale(mm_tile_format format) {
+    return format == MM_TILE_MXFP4 ? mm_exp2i(-MM_MXFP4_BIAS) : 1.0f;
+}
+
+/* Quantizes the block of h of one panel into its place in the FC2 panel. */
+static void store_hidden(const struct work *work, const mm_panel *panel, int32_t block,
+                         struct mm_scratch *scratch) {
+    mm_cpu_workspace *ws = work->ws;
+    const mm_kernels *kernels = ws->device->kernels;
+    const mm_cpu_layout *layout = &work->layer->layout;
+    const bool promote = work->layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE;
+    const int32_t channel = block * MM_BLOCK;
+    const int32_t n = (int32_t)mm_min(MM_BLOCK, ws->shape.intermediate - channel);
+    const int32_t padded = (int32_t)mm_min(MM_BLOCK, layout->intermediate_k - channel);
+    const int64_t chunks = mm_ceil_div(layout->intermediate_k, MM_CHUNK_K);
+    uint32_t *values = ws->fc2_panels + panel->start * (layout->intermediate_k / 2) +
+                       (int64_t)(channel / 2) * panel->tokens;
+    float *scales = ws->fc2_chunk_scale + panel->start * chunks + (int64_t)block * panel->tokens;
+    for (int32_t i = 0; i < panel->tokens; i++) {
+        uint8_t scale;
+        kernels->quantize_hidden(scratch->h + (size_t)i * MM_BLOCK, n, scratch->codes, &scale);
+        kernels->expand(scratch->codes, promote ? NULL : &scale, n, padded, values, panel->tokens,
+                        i);
+        if (promote)
+            scales[i] = mm_exp2i(scale - MM_BLOCK_BYTE_ZERO);
+    }
+}
+
+/* The part of a sweep over one panel: `tiles` tiles from `first` on, their sums into scratch. */
+static void multiply(const struct work *work, const struct sweep *sweep, const uint8_t *weights,
+                     const mm_panel *panel, int32_t first, int32_t tiles,
+                     struct mm_scratch *scratch) {
+    const int64_t chunks = mm_ceil_div(sweep->k, MM_CHUNK_K);
+    const mm_dot dot = {
+        .weights = weights + (size_t)first * sweep->tile_bytes,
+        .tile_bytes = sweep->tile_bytes,
+        .tiles = tiles,
+        .k = sweep->k,
+        .tokens = panel->tokens,
+        .x = sweep->panels + panel->start * (sweep->k / 2),
+        .chunk_scale = work->layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE
+                           ? sweep->chunk_scale + panel->start * chunks
+                           : NULL,
+        .out = scratch->sums,
+    };
+    const mm_kernels *kernels = work->ws->device->kernels;
+    switch (work->layer->layout.format) {
+    case MM_TILE_MXFP4:
+        kernels->dot_mxfp4(&dot);
+        break;
+    case MM_TILE_NVFP4:
+        kernels->dot_nvfp4(&dot);
+        break;
+    default:
+        kernels->dot_e4m3(&dot);
+    }
+}
+
+static const float *sums_of(const struct mm_scratch *scratch, const mm_panel *panel, int32_t tile) {
+    return scratch->sums + (size_t)tile * (size_t)panel->tokens * MM_TILE_ROWS;
+}
+
+/* The tiles of one block, whose sums start at tile `first_sums` of the scratch. */
+static void activate_block(const struct work *work, const mm_panel *panel, int32_t first_tile,
+                           int32_t tiles, int32_t first_sums, struct mm_scratch *scratch) {
+    const mm_cpu_workspace *ws = work->ws;
+    const mm_cpu_layer *layer = work->layer;
+    const mm_cpu_expert *weights = &layer->experts[panel->expert];
+    const megamoe_activation *activation = &layer->desc.activation;
+    const size_t row = (size_t)first_tile * MM_TILE_ROWS;
+    const mm_activate activate = {
+        .sums = sums_of(scratch, panel, first_sums),
+        .tiles = tiles,
+        .tokens = panel->tokens,
+        .sum_scale = sum_scale(layer->layout.format),
+        .token_scale = ws->route_scale + panel->start,
+        .token_factor = ws->route_factor + panel->start,
+        .gate_global = weights->global[MEGAMOE_GATE],
+        .up_global = weights->global[MEGAMOE_UP],
+        .exponents = weights->fc1_exponents + row,
+        .bias = weights->fc1_bias ? weights->fc1_bias + row : NULL,
+        .alpha = activation->alpha == 0.0f ? 1.0f : activation->alpha,
+        .offset = activation->offset,
+        .limit = activation->limit == 0.0f ? INFINITY : activation->limit,
+        .route_weight = layer->weight_after_fc2 ? NULL : ws->route_weight + panel->start,
+        .h = scratch->h,
+    };
+    ws->device->kernels->activate(&activate);
+}
+
+static void run_fc1_task(const struct work *work, const struct sweep *sweep, const mm_task *task,
+                         struct mm_scratch *scratch) {
+    const mm_cpu_workspace *ws = work->ws;
+    const uint8_t *weights = work->layer->experts[task->expert].fc1;
+    const int32_t step = units_at_once(ws, task, MM_FC1_UNIT_TILES);
+    for (int32_t unit = task->first; unit < task->first + task->count; unit += step) {
+        const int32_t units = (int32_t)mm_min(step, task->first + task->count - unit);
+        const int32_t first = unit * MM_FC1_UNIT_TILES;
+        const int32_t tiles =
+            (int32_t)mm_min(units * MM_FC1_UNIT_TILES, work->layer->layout.fc1_tiles - first);
+        for (int32_t p = ws->panel_starts[task->expert]; p < ws->panel_starts[task->expert + 1];
+             p++) {
+            const mm_panel *panel = &ws->panels[p];
+            multiply(work, sweep, weights, panel, first, tiles, scratch);
+            for (int32_t done = 0; done < tiles; done += MM_FC1_UNIT_TILES) {
+                activate_block(work, panel, first + done,
+                               (int32_t)mm_min(MM_FC1_UNIT_TILES, tiles - done), done, scratch);
+                store_hidden(work, panel, (first + done) / MM_FC1_UNIT_TILES, scratch);
+            }
+        }
+    }
+}
+
+static void run_fc1(void *argument, int32_t thread, int32_t threads) {
+    const struct work *work = argument;
+    const mm_cpu_workspace *ws = work->ws;
+    const mm_cpu_layout *layout = &work->layer->layout;
+    const struct sweep sweep = {layout->fc1_tile_bytes, layout->hidden_k, ws->fc1_panels,
+                                ws->fc1_chunk_scale};
+    int32_t task;
+    while ((task = mm_ranges_take(ws->ranges, thread, threads)) >= 0)
+        run_fc1_task(work, &sweep, &ws->tasks[task], &ws->scratch[thread]);
+}
+
+/* ---- compute: FC2 ---- */
+
+/* The rows of one tile, stored at the tokens' ranks. */
+static void finish_tile(const struct work *work, const mm_panel *panel, int32_t tile,
+                        const float *sums) {
+    const mm_cpu_workspace *ws = work->ws;
+    const mm_cpu_layer *layer = work->layer;
+    const mm_cpu_expert *weights = &layer->experts[panel->expert];
+    const int32_t row = tile * MM_TILE_ROWS;
+    uint16_t *out[MM_PANEL_TOKENS];
+    for (int32_t c = 0; c < panel->tokens; c++) {
+        const mm_route *route = &ws->pool[panel->start + c];
+        const mm_cpu_workspace *home = ws->peers[route->rank];
+        out[c] = home->results +
+                 (route->token * ws->shape.topk + route->slot) * home->results_stride + row;
+    }
+    const mm_finish finish = {
+        .sums = sums,
+        .tokens = panel->tokens,
+        .rows = (int32_t)mm_min(MM_TILE_ROWS, ws->shape.hidden - row),
+        .sum_scale = sum_scale(layer->layout.format),
+        .global = weights->global[MEGAMOE_DOWN],
+        .exponents = weights->fc2_exponents + row,
+        .bias = weights->fc2_bias ? weights->fc2_bias + row : NULL,
+        .route_weight = ws->route_weight + panel->start,
+        .weight_after = layer->weight_after_fc2,
+        .out = out,
+    };
+    ws->device->kernels->finish(&finish);
+}
+
+static void run_fc2_task(const struct work *work, const struct sweep *sweep, const mm_task *task,
+                         struct mm_scratch *scratch) {
+    const mm_cpu_workspace *ws = work->ws;
+    const uint8_t *weights = work->layer->experts[task->expert].fc2;
+    const int32_t step = units_at_once(ws, task, MM_FC2_UNIT_TILES);
+    for (int32_t unit = task->first; unit < task->first + task->count; unit += step) {
+        const int32_t units = (int32_t)mm_min(step, task->first + task->count - unit);
+        const int32_t first = unit * MM_FC2_UNIT_TILES;
+        const int32_t tiles =
+            (int32_t)mm_min(units * MM_FC2_UNIT_TILES, work->layer->layout.fc2_tiles - first);
+        for (int32_t p = ws->panel_starts[task->expert]; p < ws->panel_starts[task->expert + 1];
+             p++) {
+            const mm_panel *panel = &ws->panels[p];
+            multiply(work, sweep, weights, panel, first, tiles, scratch);
+            for (int32_t i = 0; i < tiles; i++)
+                finish_tile(work, panel, first + i, sums_of(scratch, panel, i));
+        }
+    }
+}
+
+static void run_fc2(void *argument, int32_t thread, int32_t threads) {
+    const struct work *work = argument;
+    const mm_cpu_workspace *ws = work->ws;
+    const mm_cpu_layout *layout = &work->layer->layout;
+    const struct sweep sweep = {layout->fc2_tile_bytes, layout->intermediate_k, ws->fc2_panels,
+                                ws->fc2_chunk_scale};
+    int32_t task;
+    while ((task = mm_ranges_take(ws->ranges, thread, threads)) >= 0)
+        run_fc2_task(work, &sweep, &ws->tasks[task], &ws->scratch[thread]);
+}
+
+/* ---- compute, combine ---- */
+
+static void run_tasks(struct work *work, mm_pool_fn fn, int32_t tasks) {
+    mm_pool *pool = work->ws->device->pool;
+    mm_ranges_set(work->ws->ranges, mm_pool_threads(pool), tasks);
+    mm_pool_run(pool, fn, work);
+}
+
+void mm_cpu_compute(mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
+    struct work work = {.ws = ws, .layer = layer};
+    const mm_cpu_layout *layout = &layer->layout;
+    gather_routes(ws, layer);
+    if (ws->received) {
+        run_tasks(&work, run_dispatch, ws->n_panels);
+        run_tasks(&work, run_fc1, list_tasks(ws, mm_fc1_units(layout->fc1_tiles)));
+        run_tasks(&work, run_fc2, list_tasks(ws, mm_fc2_units(layout->fc2_tiles)));
+    }
+    atomic_store_explicit(&ws->finished, ws->epoch, memory_order_release);
+}
+
+static void run_combine(void *argument, int32_t thread, int32_t threads) {
+    const struct work *work = argument;
+    mm_cpu_workspace *ws = work->ws;
+    const int32_t topk = ws->shape.topk;
+    int32_t t;
+    while ((t = mm_ranges_take(ws->ranges, thread, threads)) >= 0) {
+        const uint16_t *routes[MM_MAX_TOPK];
+        int32_t n = 0;
+        for (int32_t slot = 0; slot < topk; slot++)
+            if (ws->ids[(int64_t)t * topk + slot] >= 0)
+                routes[n++] = ws->results + ((int64_t)t * topk + slot) * ws->results_stride;
+        ws->device->kernels->combine(routes, n, ws->shape.hidden,
+                                     mm_view_row(work->y, t, ws->shape.hidden));
+    }
+}
+
+void mm_cpu_combine(mm_cpu_workspace *ws, const megamoe_view *y) {
+    struct work work = {.ws = ws, .y = y};
+    run_tasks(&work, run_combine, (int32_t)ws->tokens);
+}

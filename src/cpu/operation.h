@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One forward on the CPU, in phases that never wait, so that one thread can drive all ranks of a
+ * folded communicator; megamoe_forward waits between them.
+ *
+ *   publish   counts this rank's routes and makes its batch visible                  (then: all
+ * have) agree     looks at every rank's publication: an error of one is the error of all compute
+ * pulls the tokens of this rank's experts from the other ranks' batches, runs FC1 and FC2, and
+ * stores every route's row at its token's own rank              (then: all have) combine   sums
+ * each token's rows in slot order
+ *
+ * Ordering between ranks: a rank's words `published` and `finished` hold the number (epoch) of the
+ * last forward for which that is true. They are stored with release and awaited with acquire. A
+ * batch is read by others only between its rank's `published` and everybody's `finished`; results
+ * are written by others in the same interval. Publications exist twice, by parity of the epoch: a
+ * rank can be one forward ahead of a reader, never two.
+ */
+#ifndef MM_CPU_OPERATION_H
+#define MM_CPU_OPERATION_H
+
+#include <stdatomic.h>
+
+#include "base/device.h"
+#include "base/memory.h"
+#include "cpu/kernels.h"
+#include "megamoe/layer.h"
+
+enum { MM_MAX_TOPK = 64 };
+
+/* Where the experts lie. */
+typedef struct mm_placement {
+    int32_t logical, physical;
+    int32_t rank, ranks;
+    int32_t first, local; /* this rank's physical experts */
+    /* The physical experts of logical e: replicas[starts[e]] .. replicas[starts[e + 1] - 1]. */
+    int32_t *starts;   /* [logical + 1] */
+    int32_t *replicas; /* [physical] */
+} mm_placement;
+
+/* The physical expert that computes a route; id is in 0..logical-1. */
+static inline int32_t mm_placement_of(const mm_placement *placement, int32_t id, int32_t rank,
+                                      int64_t token) {
+    const int32_t start = placement->starts[id];
+    const int32_t count = placement->starts[id + 1] - start;
+    return placement->replicas[count == 1 ? start : start + (int32_t)((rank + token) % count)];
+}
+
+typedef struct mm_cpu_layer {
+    megamoe_layer_desc desc;
+    megamoe_accumulate accumulate;
+    bool weight_after_fc2;
+    mm_cpu_layout layout;
+    mm_placement placement;
+    mm_cpu_expert *experts; /* [placement.local] */
+    uint64_t key;           /* equal on ranks whose options and expert maps are equal */
+} mm_cpu_layer;
+
+/* A route as its expert's rank sees it. */
+typedef struct mm_route {
+    int64_t token;
+    int32_t rank; /* of the token */
+    int32_t slot;
+    float weight;
+} mm_route;
+
+/* Up to MM_PANEL_TOKENS routes of one expert that pass through the kernels together. */
+typedef struct mm_panel {
+    int32_t expert; /* local */
+    int32_t tokens;
+    int64_t start; /* first route in the pool */
+} mm_panel;
+
+/* Consecutive units of one expert's FC1 or FC2 (src/cpu/scratch.h), for all its panels. */
+typedef struct mm_task {
+    int32_t expert; /* local */
+    int32_t first, count;
+} mm_task;
+
+typedef struct mm_publication {
+    megamoe_workspace_detail error; /* status MEGAMOE_OK if the batch is good */
+    uint64_t layer;                 /* mm_cpu_layer.key */
+    int64_t tokens;
+    int32_t *counts; /* [physical]: routes to each */
+} mm_publication;
+
+typedef struct mm_cpu_workspace {
+    megamoe_shape shape;
+    megamoe_capacity capacity;
+    int32_t rank, ranks;
+    megamoe_device *device;
+    struct mm_cpu_workspace **peers; /* [ranks], this one included; set once all have met */
+
+    /* The staged batch: [capacity.tokens] rows. */
+    int64_t tokens;
+    uint8_t *codes;
+    int64_t codes_stride;
+    float *token_scale, *token_factor;
+    uint8_t *blocks;       /* MEGAMOE_SCALE_BLOCK */
+    float *block_scale;    /* MEGAMOE_SCALE_BLOCK_F32 */
+    int32_t blocks_stride; /* ceil(hidden / 128) */
+    int32_t *ids;
+    float *weights;
+    megamoe_workspace_detail staged_error; /* an id or scale out of range in the batch */
+
+    uint16_t *results; /* [capacity.tokens * topk][results_stride]: rows that experts return */
+    int64_t results_stride;
+
+    uint64_t epoch; /* of the last forward that was begun */
+    mm_publication publications[2];
+    _Alignas(MM_CACHE_LINE) _Atomic uint64_t published;
+    _Alignas(MM_CACHE_LINE) _Atomic uint64_t finished;
+
+    /* Routes received: sorted by expert, then rank, token and slot. */
+    _Alignas(MM_CACHE_LINE) int64_t received;
+    int64_t *segments; /* [physical + 1]: first route of each local expert */
+    int64_t *next;     /* [physical] */
+    mm_route *pool;    /* [capacity.pool_rows] */
+    float *route_scale, *route_factor, *route_weight; /* [capacity.pool_rows] */
+    int32_t n_panels;
+    mm_panel *panels;      /* [capacity.pool_rows] */
+    int32_t *panel_starts; /* [physical + 1]: first panel of each local expert */
+    int32_t *active;       /* [physical]: local experts that received something */
+    int32_t n_active;
+    mm_task *tasks;             /* of one sweep */
+    uint32_t *fc1_panels;       /* [pool_rows][hidden_k / 2] */
+    uint32_t *fc2_panels;       /* [pool_rows][intermediate_k / 2] */
+    float *fc1_chunk_scale;     /* [pool_rows][chunks of hidden_k]: promote */
+    float *fc2_chunk_scale;     /* [pool_rows][chunks of intermediate_k]: promote */
+    struct mm_scratch *scratch; /* [threads] */
+    struct mm_range *ranges;    /* [threads] */
+
+    size_t reserved_bytes;
+    struct mm_reservation *reservations;
+} mm_cpu_workspace;
+
+/* shape and capacity are checked and have their defaults filled in. */
+MEGAMOE_CHECKED megamoe_status mm_cpu_workspace_open(const megamoe_shape *shape,
+                                                     const megamoe_capacity *capacity, int32_t rank,
+                                                     int32_t ranks, megamoe_device *device,
+                                                     mm_cpu_workspace **workspace);
+void mm_cpu_workspace_close(mm_cpu_workspace *workspace);
+
+/* Backs what a forward of balanced routing touches with memory. */
+void mm_cpu_prewarm(const mm_cpu_workspace *workspace, const mm_cpu_layer *layer);
+
+/* The phases, in order. */
+void mm_cpu_publish(mm_cpu_workspace *workspace, const mm_cpu_layer *layer);
+/* Fills *detail, status MEGAMOE_OK if all is well. */
+void mm_cpu_agree(mm_cpu_workspace *workspace, const mm_cpu_layer *layer,
+                  megamoe_workspace_detail *detail);
+void mm_cpu_compute(mm_cpu_workspace *workspace, const mm_cpu_layer *layer);
+void mm_cpu_combine(mm_cpu_workspace *workspace, const megamoe_view *y);
+
+#endif

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "cpu/operation.h"
+#include "cpu/scratch.h"
+
+/* Pages of one buffer; they are backed by memory only where a forward touches them. */
+struct mm_reservation {
+    struct mm_reservation *next;
+    void *memory;
+    size_t bytes;
+    bool by_route; /* rows are the routes that this rank receives */
+};
+
+/* [rows][columns] elements of `size` bytes; NULL when they do not fit. */
+static void *reserve_buffer(mm_cpu_workspace *ws, int64_t rows, int64_t columns, size_t size,
+                            bool by_route) {
+    size_t bytes;
+    if (!mm_mul_size((size_t)rows, (size_t)columns, &bytes) || !mm_mul_size(bytes, size, &bytes))
+        return NULL;
+    struct mm_reservation *reservation = mm_alloc(sizeof *reservation);
+    if (!reservation)
+        return NULL;
+    reservation->memory = mm_reserve(bytes);
+    if (!reservation->memory) {
+        free(reservation);
+        return NULL;
+    }
+    reservation->bytes = bytes;
+    reservation->by_route = by_route;
+    reservation->next = ws->reservations;
+    ws->reservations = reservation;
+    ws->reserved_bytes += bytes;
+    return reservation->memory;
+}
+
+static void *reserve(mm_cpu_workspace *ws, int64_t rows, int64_t columns, size_t size) {
+    return reserve_buffer(ws, rows, columns, size, false);
+}
+
+static void *reserve_routes(mm_cpu_workspace *ws, int64_t columns, size_t size) {
+    return reserve_buffer(ws, ws->capacity.pool_rows, columns, size, true);
+}
+
+static bool reserve_batch(mm_cpu_workspace *ws) {
+    const int64_t tokens = ws->capacity.tokens;
+    const int32_t topk = ws->shape.topk;
+    ws->codes_stride = (int64_t)mm_round_up((size_t)ws->shape.hidden, MM_CACHE_LINE);
+    ws->results_stride = ws->codes_stride;
+    ws->blocks_stride = (int32_t)mm_ceil_div(ws->shape.hidden, MM_BLOCK);
+    ws->codes = reserve(ws, tokens, ws->codes_stride, 1);
+    ws->token_scale = reserve(ws, tokens, 1, sizeof(float));
+    ws->token_factor = reserve(ws, tokens, 1, sizeof(float));
+    ws->blocks = reserve(ws, tokens, ws->blocks_stride, 1);
+    ws->block_scale = reserve(ws, tokens, ws->blocks_stride, sizeof(float));
+    ws->ids = reserve(ws, tokens, topk, sizeof(int32_t));
+    ws->weights = reserve(ws, tokens, topk, sizeof(float));
+    ws->results = reserve(ws, tokens * topk, ws->results_stride, sizeof(uint16_t));
+    return ws->codes && ws->token_scale && ws->token_factor && ws->blocks && ws->block_scale &&
+           ws->ids && ws->weights && ws->results;
+}
+
+static bool reserve_pool(mm_cpu_workspace *ws) {
+    const int64_t physical = ws->shape.physical_experts;
+    const int64_t hidden_k = (int64_t)mm_round_up((size_t)ws->shape.hidden, MM_K_MULTIPLE);
+    const int64_t intermediate_k =
+        (int64_t)mm_round_up((size_t)ws->shape.intermediate, MM_K_MULTIPLE);
+    const int64_t units =
+        mm_max(mm_fc1_units((int32_t)mm_ceil_div(ws->shape.intermediate, MM_TILE_HALF)),
+               mm_fc2_units((int32_t)mm_ceil_div(ws->shape.hidden, MM_TILE_ROWS)));
+    for (int parity = 0; parity < 2; parity++)
+        ws->publications[parity].counts = reserve(ws, physical, 1, sizeof(int32_t));
+    ws->segments = reserve(ws, physical + 1, 1, sizeof(int64_t));
+    ws->next = reserve(ws, physical, 1, sizeof(int64_t));
+    ws->pool = reserve_routes(ws, 1, sizeof(mm_route));
+    ws->route_scale = reserve_routes(ws, 1, sizeof(float));
+    ws->route_factor = reserve_routes(ws, 1, sizeof(float));
+    ws->route_weight = reserve_routes(ws, 1, sizeof(float));
+    ws->panels = reserve_routes(ws, 1, sizeof(mm_panel));
+    ws->panel_starts = reserve(ws, physical + 1, 1, sizeof(int32_t));
+    ws->active = reserve(ws, physical, 1, sizeof(int32_t));
+    ws->tasks = reserve(ws, physical, units, sizeof(mm_task));
+    ws->fc1_panels = reserve_routes(ws, hidden_k / 2, sizeof(uint32_t));
+    ws->fc2_panels = reserve_routes(ws, intermediate_k / 2, sizeof(uint32_t));
+    ws->fc1_chunk_scale = reserve_routes(ws, mm_ceil_div(hidden_k, MM_CHUNK_K), sizeof(float));
+    ws->fc2_chunk_scale =
+        reserve_routes(ws, mm_ceil_div(intermediate_k, MM_CHUNK_K), sizeof(float));
+    return ws->publications[0].counts && ws->publications[1].counts && ws->segments && ws->next &&
+           ws->pool && ws->route_scale && ws->route_factor && ws->route_weight && ws->panels &&
+           ws->panel_starts && ws->active && ws->tasks && ws->fc1_panels && ws->fc2_panels &&
+           ws->fc1_chunk_scale && ws->fc2_chunk_scale;
+}
+
+megamoe_status mm_cpu_workspace_open(const megamoe_shape *shape, const megamoe_capacity *capacity,
+                                     int32_t rank, int32_t ranks, megamoe_device *device,
+                                     mm_cpu_workspace **workspace) {
+    *workspace = NULL;
+    mm_cpu_workspace *ws = mm_alloc(sizeof *ws);
+    if (!ws)
+        return mm_fail(MEGAMOE_ENOMEM, "workspace: out of memory");
+    ws->shape = *shape;
+    ws->capacity = *capacity;
+    ws->rank = rank;
+    ws->ranks = ranks;
+    ws->device = device;
+    const int32_t threads = mm_pool_threads(device->pool);
+    ws->peers = mm_alloc((size_t)ranks * sizeof(struct mm_cpu_workspace *));
+    ws->scratch = reserve(ws, threads, 1, sizeof(struct mm_scratch));
+    ws->ranges = reserve(ws, threads, 1, sizeof(struct mm_range));
+    if (!ws->peers || !ws->scratch || !ws->ranges || !reserve_batch(ws) || !reserve_pool(ws)) {
+        mm_cpu_workspace_close(ws);
+        return mm_fail(MEGAMOE_ENOMEM,
+                       "workspace of %lld tokens and %lld pool rows: out of address space",
+                       (long long)capacity->tokens, (long long)capacity->pool_rows);
+    }
+    *workspace = ws;
+    return MEGAMOE_OK;
+}
+
+void mm_cpu_workspace_close(mm_cpu_workspace *workspace) {
+    if (!workspace)
+        return;
+    for (struct mm_reservation *r = workspace->reservations; r;) {
+        struct mm_reservation *next = r->next;
+        mm_unreserve(r->memory, r->bytes);
+        free(r);
+        r = next;
+    }
+    free(workspace->peers);
+    free(workspace);
+}
+
+void mm_cpu_prewarm(const mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
+    /* Buffers for received routes have the bound of all routes of all ranks; an even share of them
+     * arrives, twice that covers most routings. */
+    const int64_t expected =
+        mm_min(ws->capacity.pool_rows, 2 * ws->capacity.tokens * (int64_t)ws->shape.topk);
+    for (const struct mm_reservation *r = ws->reservations; r; r = r->next) {
+        const size_t row_bytes = r->bytes / (size_t)ws->capacity.pool_rows;
+        mm_populate(r->memory, r->by_route ? row_bytes * (size_t)expected : r->bytes, true);
+    }
+    for (int32_t e = 0; e < layer->placement.local; e++)
+        mm_populate(layer->experts[e].fc1 - layer->layout.fc1_offset, layer->layout.blob_bytes,
+                    false);
+}

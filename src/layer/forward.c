@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include <inttypes.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "base/error.h"
+#include "base/view.h"
+#include "layer/layer.h"
+
+/* Layer and workspace belong together. */
+static megamoe_status check_fit(const megamoe_layer *layer, const megamoe_workspace *ws) {
+    const megamoe_layer_desc *desc = &layer->cpu.desc;
+    const mm_placement *placement = &layer->cpu.placement;
+    const megamoe_shape *shape = &ws->shape;
+#define SAME(what, of_layer, of_workspace)                                                         \
+    if ((of_layer) != (of_workspace))                                                              \
+        return mm_fail(MEGAMOE_EINVAL, what " is %d in the layer and %d in the workspace",         \
+                       (int)(of_layer), (int)(of_workspace));
+    SAME("hidden", desc->hidden, shape->hidden)
+    SAME("intermediate", desc->intermediate, shape->intermediate)
+    SAME("number of experts", placement->logical, shape->experts)
+    SAME("number of physical experts", placement->physical, shape->physical_experts)
+    SAME("rank", placement->rank, ws->cpu->rank)
+    SAME("number of ranks", placement->ranks, ws->cpu->ranks)
+#undef SAME
+    if (shape->input_scale == MEGAMOE_SCALE_BLOCK_F32 &&
+        layer->cpu.accumulate != MEGAMOE_ACCUMULATE_PROMOTE)
+        return mm_fail(MEGAMOE_EINVAL, "F32 input scales per block need a layer that accumulates "
+                                       "with promotion");
+    return MEGAMOE_OK;
+}
+
+megamoe_status megamoe_prewarm(megamoe_layer *layer, megamoe_workspace *workspace) {
+    if (!layer || !workspace)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_prewarm: %s is NULL",
+                       layer ? "workspace" : "layer");
+    MM_TRY(check_fit(layer, workspace));
+    mm_cpu_prewarm(workspace->cpu, &layer->cpu);
+    return MEGAMOE_OK;
+}
+
+static megamoe_status check_objects(const megamoe_layer *layer, const megamoe_workspace *ws) {
+    if (!layer || !ws)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_forward: %s is NULL",
+                       layer ? "workspace" : "layer");
+    return MEGAMOE_OK;
+}
+
+static megamoe_status check_call(const megamoe_layer *layer, const megamoe_workspace *ws,
+                                 const megamoe_view *y) {
+    if (!ws->staged)
+        return mm_fail(MEGAMOE_ESTATE, "megamoe_forward: no batch is staged; ranks without tokens "
+                                       "stage 0");
+    MM_TRY(check_fit(layer, ws));
+    return mm_view_check(y, "y", MEGAMOE_DTYPE_BF16, MEGAMOE_DTYPE_NONE, ws->cpu->tokens,
+                         ws->shape.hidden);
+}
+
+static int64_t now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* The workspace cannot be trusted any more: peers may still be writing into it. */
+static megamoe_status die(megamoe_workspace *ws, megamoe_status status, megamoe_phase phase,
+                          int32_t rank) {
+    ws->dead = true;
+    ws->pending = (megamoe_workspace_detail){.struct_size = sizeof ws->pending,
+                                             .status = status,
+                                             .phase = phase,
+                                             .rank = rank,
+                                             .epoch = ws->cpu->epoch,
+                                             .token = -1,
+                                             .slot = -1};
+    char waiting[32] = "";
+    if (rank >= 0)
+        snprintf(waiting, sizeof waiting, "waiting for rank %d: ", rank);
+    snprintf(ws->pending.message, sizeof ws->pending.message,
+             "forward %" PRIu64 ", rank %d, %s: %s%s", ws->cpu->epoch, ws->cpu->rank,
+             phase == MEGAMOE_PHASE_COUNT ? "counting" : "experts", waiting,
+             status == MEGAMOE_EPEER ? "a rank has aborted" : "the deadline has passed");
+    megamoe_comm_abort(ws->comm);
+    return mm_fail(status, "%s", ws->pending.message);
+}
+
+/*
+ * Waits until every rank's word has reached this epoch; the workspace is dead if that fails.
+ * After an abort peers may be gone, so their words are not looked at.
+ */
+static megamoe_status await(megamoe_workspace *ws, bool published, megamoe_phase phase) {
+    enum { SPINS_PER_LOOK = 64 };
+    const mm_cpu_workspace *cpu = ws->cpu;
+    if (mm_comm_aborted(ws->comm))
+        return die(ws, MEGAMOE_EPEER, phase, -1);
+    int64_t deadline = 0;
+    uint32_t spins = 0;
+    for (int32_t r = 0; r < cpu->ranks; r++) {
+        const mm_cpu_workspace *peer = cpu->peers[r];
+        const _Atomic uint64_t *word = published ? &peer->published : &peer->finished;
+        while (atomic_load_explicit(word, memory_order_acquire) < cpu->epoch) {
+            mm_relax(spins++);
+            if (spins % SPINS_PER_LOOK)
+                continue;
+            const int64_t now = now_ms();
+            deadline = deadline ? deadline : now + ws->capacity.deadline_ms;
+            const bool aborted = mm_comm_aborted(ws->comm);
+            if (aborted || now > deadline)
+                return die(ws, aborted ? MEGAMOE_EPEER : MEGAMOE_ETIMEDOUT, phase, r);
+        }
+    }
+    return MEGAMOE_OK;
+}
+
+/* After `publish` of every rank: true if the batch is to be computed. */
+static bool agree(megamoe_layer *layer, megamoe_workspace *ws) {
+    mm_cpu_agree(ws->cpu, &layer->cpu, &ws->pending);
+    return ws->pending.status == MEGAMOE_OK;
+}
+
+megamoe_status megamoe_forward(megamoe_layer *layer, megamoe_workspace *workspace,
+                               const megamoe_view *y, void *stream) {
+    (void)stream;
+    MM_TRY(check_objects(layer, workspace));
+    MM_TRY(mm_workspace_take_pending(workspace));
+    MM_TRY(check_call(layer, workspace, y));
+    if (mm_comm_folded(workspace->comm))
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_forward: the ranks of a folded communicator run "
+                                       "together; use megamoe_forward_group");
+    mm_cpu_publish(workspace->cpu, &layer->cpu);
+    MM_TRY(await(workspace, true, MEGAMOE_PHASE_COUNT));
+    if (!agree(layer, workspace))
+        return MEGAMOE_OK;
+    mm_cpu_compute(workspace->cpu, &layer->cpu);
+    MM_TRY(await(workspace, false, MEGAMOE_PHASE_EXPERTS));
+    mm_cpu_combine(workspace->cpu, y);
+    return MEGAMOE_OK;
+}
+
+static megamoe_status check_group(const megamoe_forward_call *calls, int32_t n) {
+    for (int32_t i = 0; i < n; i++)
+        MM_TRY(check_objects(calls[i].layer, calls[i].workspace));
+    /* The ranks agreed on their error: it is returned once for all of them. */
+    megamoe_status pending = MEGAMOE_OK;
+    for (int32_t i = 0; i < n; i++) {
+        const megamoe_status status = mm_workspace_take_pending(calls[i].workspace);
+        pending = pending == MEGAMOE_OK ? status : pending;
+    }
+    MM_TRY(pending);
+    for (int32_t i = 0; i < n; i++) {
+        MM_TRY(check_call(calls[i].layer, calls[i].workspace, calls[i].y));
+        const mm_cpu_workspace *cpu = calls[i].workspace->cpu;
+        if (cpu->ranks != n || cpu->rank != i)
+            return mm_fail(
+                MEGAMOE_EINVAL,
+                "megamoe_forward_group: call %d of %d belongs to rank %d of %d; expected "
+                "one call for each rank in order",
+                i, n, cpu->rank, cpu->ranks);
+        MM_TRY(mm_workspace_meet(calls[i].workspace));
+        for (int32_t r = 0; r < n; r++)
+            if (cpu->peers[r] != calls[r].workspace->cpu)
+                return mm_fail(MEGAMOE_EINVAL,
+                               "megamoe_forward_group: the workspaces of ranks %d and %d were not "
+                               "created together",
+                               i, r);
+    }
+    return MEGAMOE_OK;
+}
+
+megamoe_status megamoe_forward_group(const megamoe_forward_call *calls, int32_t n) {
+    if (!calls || n < 1)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_forward_group: %d calls", n);
+    MM_TRY(check_group(calls, n));
+    for (int32_t i = 0; i < n; i++)
+        mm_cpu_publish(calls[i].workspace->cpu, &calls[i].layer->cpu);
+    bool good = true;
+    for (int32_t i = 0; i < n; i++)
+        good = agree(calls[i].layer, calls[i].workspace) && good;
+    if (!good)
+        return MEGAMOE_OK;
+    for (int32_t i = 0; i < n; i++)
+        mm_cpu_compute(calls[i].workspace->cpu, &calls[i].layer->cpu);
+    for (int32_t i = 0; i < n; i++)
+        mm_cpu_combine(calls[i].workspace->cpu, calls[i].y);
+    return MEGAMOE_OK;
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The layer that `megamoe bench` measures: from PATH, or synthetic weights made in memory. */
+#ifndef BENCH_LAYER_H
+#define BENCH_LAYER_H
+
+#include "models.h"
+#include "source.h"
+
+typedef struct bench_layer {
+    char name[256];
+    megamoe_layer_desc desc; /* with the experts that the layer has here */
+    int32_t all_experts;     /* those of the model */
+    uint64_t expert_bytes;   /* of one expert's packed weights */
+    megamoe_layer *layer;
+} bench_layer;
+
+typedef struct bench_target {
+    megamoe_comm *comm;
+    megamoe_device *device;
+    megamoe_nvfp4_mode nvfp4;
+    uint64_t memory; /* most bytes of weights; a larger layer is cut to its first experts */
+    uint64_t seed;
+    int32_t threads; /* to make weights */
+} bench_target;
+
+/* These print their error and return an exit code. Close the layer in any case. */
+int bench_layer_synthetic(const bench_target *target, const model *m, megamoe_format format,
+                          bench_layer *b);
+int bench_layer_from_path(const bench_target *target, const char *path, int64_t layer_index,
+                          bench_layer *b);
+
+#endif

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* megamoe prepare: packs the experts of one layer, or of all, into files. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "commands.h"
+#include "options.h"
+#include "parallel.h"
+#include "progress.h"
+#include "report.h"
+#include "source.h"
+
+typedef struct preparation {
+    source source;
+    megamoe_nvfp4_mode nvfp4;
+    int32_t threads;
+    json_t *files; /* NULL: print text */
+} preparation;
+
+static int prepare_layer(preparation *p, int64_t layer, const char *path) {
+    source *s = &p->source;
+    const int code = source_open_layer(s, layer);
+    if (code != EXIT_DONE)
+        return code;
+    char label[32];
+    progress bar;
+    snprintf(label, sizeof label, "prepare layer %d", s->layer.layer);
+    megamoe_prepare_options options = MEGAMOE_INIT(megamoe_prepare_options);
+    options.nvfp4 = p->nvfp4;
+    options.threads = p->threads;
+    options.progress = progress_begin(&bar, label);
+    const megamoe_status status = megamoe_weights_prepare(s->weights, s->router, &options, path);
+    progress_end(&bar);
+    if (status != MEGAMOE_OK)
+        return report_failure(status);
+    struct stat properties;
+    const uint64_t bytes = stat(path, &properties) == 0 ? (uint64_t)properties.st_size : 0;
+    char size[REPORT_SIZE_BYTES];
+    if (p->files != NULL)
+        json_array_append_new(p->files, json_pack("{s:i, s:s, s:I}", "layer", s->layer.layer,
+                                                  "path", path, "bytes", (json_int_t)bytes));
+    else
+        report_line("prepared", "layer %d: %s, %s, %s", s->layer.layer, path,
+                    report_size(bytes, size),
+                    s->router != NULL ? "with its router" : "without a router");
+    return EXIT_DONE;
+}
+
+static int prepare_all(preparation *p, const char *directory) {
+    if (mkdir(directory, 0777) != 0 && errno != EEXIST)
+        return report_error("%s: cannot be made: %s", directory, strerror(errno));
+    int code = EXIT_DONE;
+    for (int32_t i = 0; code == EXIT_DONE && i < p->source.info.layers; i++) {
+        const int32_t layer = megamoe_checkpoint_layer(p->source.checkpoint, i);
+        char *path;
+        if (asprintf(&path, "%s/layer-%03" PRId32 ".mmoe", directory, layer) < 0)
+            return report_error("out of memory");
+        code = prepare_layer(p, layer, path);
+        free(path);
+    }
+    return code;
+}
+
+/* "all" is PREPARE_ALL. */
+enum { PREPARE_ALL = -2 };
+
+static bool parse_layer(const char *text, int64_t *layer) {
+    char *end;
+    if (text == NULL) {
+        *layer = ONLY_LAYER;
+        return true;
+    }
+    if (strcmp(text, "all") == 0) {
+        *layer = PREPARE_ALL;
+        return true;
+    }
+    errno = 0;
+    *layer = strtoll(text, &end, 10);
+    return end != text && *end == '\0' && errno == 0 && *layer >= 0 && *layer <= INT32_MAX;
+}
+
+int cmd_prepare(int argc, char **argv) {
+    const char *layer_text = NULL, *out = NULL;
+    int device = 0, nvfp4 = MEGAMOE_NVFP4_EXACT;
+    int64_t layer, threads = parallel_cores();
+    bool json = false;
+    const option_spec options[] = {
+        {"layer", OPTION_TEXT, &layer_text, "L|all", "layer of the checkpoint (its only one)", 0,
+         0},
+        {"out", OPTION_TEXT, &out, "FILE|DIR", "file; for all layers a directory", 0, 0},
+        {"device", OPTION_CHOICE, &device, "cpu", "(cpu)", 0, 0},
+        {"nvfp4", OPTION_CHOICE, &nvfp4, "exact|folded", "form of NVFP4 weights (exact)", 0, 0},
+        {"threads", OPTION_INTEGER, &threads, "T", "(one per core)", 1, 1024},
+        OPTION_JSON(&json)};
+    const command_syntax syntax = {"prepare",
+                                   "PATH",
+                                   "Packs the experts of a layer for a device into a file.",
+                                   "megamoe prepare flash --layer 3 --out flash-003.mmoe",
+                                   options,
+                                   sizeof options / sizeof *options,
+                                   1,
+                                   1};
+    const char *arguments[OPTION_MAX_ARGUMENTS];
+    int code;
+    if (!options_parse(&syntax, argc, argv, arguments, &code))
+        return code;
+    if (!parse_layer(layer_text, &layer))
+        return report_error("--layer %s: not a layer's number and not \"all\"", layer_text);
+    if (out == NULL)
+        return report_error("prepare: --out is missing");
+    preparation p = {.nvfp4 = (megamoe_nvfp4_mode)nvfp4,
+                     .threads = (int32_t)threads,
+                     .files = json ? json_array() : NULL};
+    code = source_open(arguments[0], &p.source);
+    if (code == EXIT_DONE && p.source.prepared)
+        code = report_error("%s: is prepared already", arguments[0]);
+    if (code == EXIT_DONE)
+        code = layer == PREPARE_ALL ? prepare_all(&p, out) : prepare_layer(&p, layer, out);
+    if (code == EXIT_DONE && json)
+        code = report_json(json_pack("{s:s, s:s, s:s, s:O}", "path", p.source.path, "device", "cpu",
+                                     "nvfp4", nvfp4 == MEGAMOE_NVFP4_FOLDED ? "folded" : "exact",
+                                     "files", p.files));
+    json_decref(p.files);
+    source_close(&p.source);
+    return code;
+}

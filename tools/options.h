@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Command lines: a command declares its options once; parsing and --help follow from the table. */
+#ifndef OPTIONS_H
+#define OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum option_kind {
+    OPTION_FLAG,    /* bool */
+    OPTION_INTEGER, /* int64_t, min..max */
+    OPTION_NUMBER,  /* double, min..max */
+    OPTION_TEXT,    /* const char * */
+    OPTION_CHOICE   /* int: index of the word in `value`, "word|word" */
+} option_kind;
+
+typedef struct option_spec {
+    const char *name; /* without the dashes */
+    option_kind kind;
+    void *target;      /* holds the default until the option is given */
+    const char *value; /* what --help calls the argument; NULL for flags */
+    const char *help;
+    double min, max;
+} option_spec;
+
+typedef struct command_syntax {
+    const char *name;
+    const char *arguments; /* "PATH", or "" */
+    const char *summary;
+    const char *example;
+    const option_spec *options;
+    size_t n_options;
+    int min_arguments, max_arguments;
+} command_syntax;
+
+/* The option that every command has. */
+#define OPTION_JSON(target)                                                                        \
+    { "json", OPTION_FLAG, target, NULL, "print one JSON object", 0, 0 }
+
+enum { OPTION_MAX_ARGUMENTS = 4 };
+
+/*
+ * Parses argv[1..]; arguments that are no options go to `arguments`, the rest of which is NULL.
+ * Returns true if the command should run, else the exit code is in *exit_code (after --help or a
+ * usage error, which has been printed).
+ */
+bool options_parse(const command_syntax *syntax, int argc, char **argv,
+                   const char *arguments[OPTION_MAX_ARGUMENTS], int *exit_code);
+
+#endif

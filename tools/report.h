@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What commands print, and how they end. */
+#ifndef REPORT_H
+#define REPORT_H
+
+#include <jansson.h>
+#include <megamoe/status.h>
+#include <stdint.h>
+
+/* Exit codes. */
+enum { EXIT_DONE = 0, EXIT_CHECK_FAILED = 1, EXIT_BAD_INPUT = 2 };
+
+#define REPORT_FORMAT(f, a) __attribute__((format(printf, f, a)))
+
+/* Prints "megamoe: ..." on standard error. Returns EXIT_BAD_INPUT. */
+int report_error(const char *format, ...) REPORT_FORMAT(1, 2);
+
+/* Prints the library's last error. Returns the exit code that `status` calls for. */
+int report_failure(megamoe_status status);
+
+/* Prints "label     text" on standard output. */
+void report_line(const char *label, const char *format, ...) REPORT_FORMAT(2, 3);
+
+/* Prints an object on standard output and gives up its reference. Returns EXIT_DONE. */
+int report_json(json_t *object);
+
+enum { REPORT_SIZE_BYTES = 24 };
+
+/* "13.4 MB", in powers of ten. Returns `text`. */
+const char *report_size(uint64_t bytes, char text[REPORT_SIZE_BYTES]);
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "source.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "report.h"
+
+/*
+ * Whether a file is to be read as safetensors: by its name, or by the brace that its JSON header
+ * begins with behind 8 bytes of length. Anything else must be a prepared file.
+ */
+static bool looks_like_safetensors(const char *path) {
+    static const char suffix[] = ".safetensors";
+    const size_t length = strlen(path), suffix_length = sizeof suffix - 1;
+    if (length >= suffix_length && strcmp(path + length - suffix_length, suffix) == 0)
+        return true;
+    FILE *stream = fopen(path, "rb");
+    if (stream == NULL)
+        return false;
+    char start[9];
+    const bool brace = fread(start, 1, sizeof start, stream) == sizeof start && start[8] == '{';
+    fclose(stream);
+    return brace;
+}
+
+int source_open(const char *path, source *s) {
+    *s = (source){.path = path,
+                  .info = MEGAMOE_INIT(megamoe_checkpoint_info),
+                  .layer = MEGAMOE_INIT(megamoe_layer_desc)};
+    struct stat properties;
+    const bool directory = stat(path, &properties) == 0 && S_ISDIR(properties.st_mode);
+    megamoe_status status;
+    if (directory || looks_like_safetensors(path)) {
+        status = megamoe_checkpoint_open(path, &s->checkpoint);
+        if (status == MEGAMOE_OK)
+            status = megamoe_checkpoint_describe(s->checkpoint, &s->info);
+    } else {
+        status = megamoe_weights_open(path, &s->weights);
+        s->prepared = true;
+    }
+    return status == MEGAMOE_OK ? EXIT_DONE : report_failure(status);
+}
+
+static int open_checkpoint_layer(source *s, int64_t layer) {
+    if (layer == ONLY_LAYER) {
+        if (s->info.layers != 1)
+            return report_error("%s: holds %" PRId32 " expert layers; choose one with --layer",
+                                s->path, s->info.layers);
+        layer = megamoe_checkpoint_layer(s->checkpoint, 0);
+    }
+    megamoe_weights_close(s->weights);
+    megamoe_router_close(s->owned_router);
+    s->weights = NULL;
+    s->owned_router = NULL;
+    megamoe_status status = megamoe_checkpoint_weights(s->checkpoint, (int32_t)layer, &s->weights);
+    if (status != MEGAMOE_OK)
+        return report_failure(status);
+    status = megamoe_checkpoint_router(s->checkpoint, (int32_t)layer, &s->owned_router);
+    if (status != MEGAMOE_OK && status != MEGAMOE_ENOTFOUND)
+        return report_failure(status);
+    s->router = s->owned_router;
+    return EXIT_DONE;
+}
+
+int source_open_layer(source *s, int64_t layer) {
+    if (!s->prepared) {
+        const int code = open_checkpoint_layer(s, layer);
+        if (code != EXIT_DONE)
+            return code;
+    } else {
+        s->router = megamoe_weights_router(s->weights);
+    }
+    const megamoe_status status = megamoe_weights_describe(s->weights, &s->layer);
+    if (status != MEGAMOE_OK)
+        return report_failure(status);
+    if (layer != ONLY_LAYER && layer != s->layer.layer)
+        return report_error("%s: holds layer %" PRId32 ", not layer %" PRId64, s->path,
+                            s->layer.layer, layer);
+    return EXIT_DONE;
+}
+
+void source_close(source *s) {
+    megamoe_weights_close(s->weights);
+    megamoe_router_close(s->owned_router);
+    megamoe_checkpoint_close(s->checkpoint);
+}

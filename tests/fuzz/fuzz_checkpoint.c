@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A whole checkpoint: the input holds config.json, hf_quant_config.json, the index and
+ * model.safetensors, with a byte 0x1E between them. An empty part is a file that is not there.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "megamoe/checkpoint.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static char directory[] = "/tmp/megamoe-fuzz-XXXXXX";
+
+static const char *const names[] = {"config.json", "hf_quant_config.json",
+                                    "model.safetensors.index.json", "model.safetensors"};
+enum { PARTS = sizeof names / sizeof *names };
+
+static void in_directory(char path[128], const char *name) {
+    snprintf(path, 128, "%s/%s", directory, name);
+}
+
+static void remove_directory(void) {
+    char path[128];
+    for (int i = 0; i < PARTS; i++) {
+        in_directory(path, names[i]);
+        unlink(path);
+    }
+    rmdir(directory);
+}
+
+static void place(const char *name, const uint8_t *data, size_t size) {
+    char path[128];
+    in_directory(path, name);
+    unlink(path);
+    if (size == 0)
+        return;
+    const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (fd < 0 || write(fd, data, size) != (ssize_t)size)
+        abort();
+    close(fd);
+}
+
+static void use(const megamoe_checkpoint *checkpoint) {
+    megamoe_checkpoint_info info = MEGAMOE_INIT(megamoe_checkpoint_info);
+    if (megamoe_checkpoint_describe(checkpoint, &info) != MEGAMOE_OK)
+        abort();
+    for (int32_t i = 0; i < info.layers; i++) {
+        const int32_t layer = megamoe_checkpoint_layer(checkpoint, i);
+        megamoe_weights *weights = NULL;
+        megamoe_router *router = NULL;
+        const megamoe_status status = megamoe_checkpoint_weights(checkpoint, layer, &weights);
+        if ((status == MEGAMOE_OK) != (weights != NULL))
+            abort();
+        if (megamoe_checkpoint_router(checkpoint, layer, &router) == MEGAMOE_OK)
+            megamoe_router_close(router);
+        megamoe_weights_close(weights);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static bool made;
+    if (!made) {
+        if (!mkdtemp(directory))
+            abort();
+        atexit(remove_directory);
+        made = true;
+    }
+    for (int i = 0; i < PARTS; i++) {
+        const uint8_t *end = i < PARTS - 1 ? memchr(data, 0x1E, size) : NULL;
+        const size_t part = end ? (size_t)(end - data) : size;
+        place(names[i], data, part);
+        data += part;
+        size -= part;
+        if (size) {
+            data++;
+            size--;
+        }
+    }
+    megamoe_checkpoint *checkpoint = NULL;
+    if (megamoe_checkpoint_open(directory, &checkpoint) == MEGAMOE_OK)
+        use(checkpoint);
+    megamoe_checkpoint_close(checkpoint);
+    return 0;
+}

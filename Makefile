@@ -17,7 +17,10 @@ build:
 	@cmake --preset release >/dev/null
 	@cmake --build --preset release -j $(JOBS)
 
-demo: build
+demo:
+	@scripts/install-deps build
+	@cmake --preset release >/dev/null
+	@cmake --build --preset release -j $(JOBS) --target megamoe_tool
 	@scripts/demo.sh
 
 test: build

@@ -191,6 +191,11 @@ static void print_report(const megamoe_weights_report *report, megamoe_format fo
 
 /* ---- Command ---- */
 
+/* What packing did to the weights' values. */
+static const char *form_of(const source *s) {
+    return megamoe_weights_nvfp4(s->weights) == MEGAMOE_NVFP4_FOLDED ? "folded" : "exact";
+}
+
 typedef struct inspection {
     source source;
     int32_t threads;
@@ -229,7 +234,7 @@ static int inspect(inspection *in, int64_t layer) {
     if (in->layers == NULL) {
         char size[REPORT_SIZE_BYTES];
         if (s->prepared)
-            report_line("prepared", "%s, for the cpu", s->path);
+            report_line("prepared", "%s, for the cpu, %s", s->path, form_of(s));
         else
             report_line("checkpoint", "%s: %s%s%s, %" PRIu64 " file%s, %" PRIu64 " tensors, %s",
                         s->path, s->info.family, *s->info.model_type ? ", " : "",
@@ -248,7 +253,9 @@ static int print_json(const inspection *in) {
     const source *s = &in->source;
     json_t *object = json_pack("{s:s, s:b, s:O}", "path", s->path, "prepared", s->prepared,
                                "layers", in->layers);
-    if (!s->prepared)
+    if (s->prepared)
+        json_object_set_new(object, "form", json_string(form_of(s)));
+    else
         json_object_update_new(
             object, json_pack("{s:s, s:s, s:I, s:I, s:I}", "family", s->info.family, "model_type",
                               s->info.model_type, "files", (json_int_t)s->info.files, "tensors",

@@ -91,6 +91,15 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_weights_describe(const megamo
 /* Whether the weights are prepared (for the CPU) rather than in their checkpoint's own form. */
 MEGAMOE_API bool megamoe_weights_prepared(const megamoe_weights *weights);
 
+/* How NVFP4 weights become E4M3 multiplier operands. */
+typedef enum megamoe_nvfp4_mode {
+    MEGAMOE_NVFP4_EXACT = 0, /* two exact terms */
+    MEGAMOE_NVFP4_FOLDED = 1 /* one term, rounded: about 2 % of weight energy */
+} megamoe_nvfp4_mode;
+
+/* How prepared weights were packed; MEGAMOE_NVFP4_EXACT for weights in checkpoint form. */
+MEGAMOE_API megamoe_nvfp4_mode megamoe_weights_nvfp4(const megamoe_weights *weights);
+
 /*
  * One matrix in checkpoint form. Owns: the memory belongs to `weights`.
  * Returns MEGAMOE_EUNSUPPORTED for prepared weights (see megamoe_weights_unpack).
@@ -111,12 +120,6 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_weights_unpack(const megamoe_
 
 /* The router that came with prepared weights; NULL if there is none. Borrowed from `weights`. */
 MEGAMOE_API const megamoe_router *megamoe_weights_router(const megamoe_weights *weights);
-
-/* How NVFP4 weights become E4M3 multiplier operands. */
-typedef enum megamoe_nvfp4_mode {
-    MEGAMOE_NVFP4_EXACT = 0, /* two exact terms */
-    MEGAMOE_NVFP4_FOLDED = 1 /* one term, rounded: about 2 % of weight energy */
-} megamoe_nvfp4_mode;
 
 typedef struct megamoe_prepare_options {
     size_t struct_size;

@@ -228,6 +228,10 @@ megamoe_nvfp4_mode mm_weights_nvfp4_mode(const megamoe_weights *weights,
     return weights->matrices ? wanted : weights->nvfp4;
 }
 
+megamoe_nvfp4_mode megamoe_weights_nvfp4(const megamoe_weights *weights) {
+    return mm_weights_nvfp4_mode(weights, MEGAMOE_NVFP4_EXACT);
+}
+
 const uint8_t *mm_weights_blob(const megamoe_weights *weights, int32_t expert) {
     return weights->matrices ? NULL : weights->blobs + (size_t)expert * weights->layout.blob_bytes;
 }

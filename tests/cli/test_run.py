@@ -54,6 +54,7 @@ class SameBits(Case):
         checkpoint = self.synth()
         file = self.path("folded.mmoe")
         self.good("prepare", checkpoint, "--nvfp4", "folded", "--out", file)
+        self.assertEqual(self.good_json("inspect", file)["form"], "folded")
         exact = self.good_json("run", checkpoint)
         folded = self.good_json("run", checkpoint, "--nvfp4", "folded", "--verify")
         prepared = self.good_json("run", file, "--ranks", 2, "--verify")

@@ -117,7 +117,7 @@ static void check_round_trip(const layer_shape *shape, megamoe_nvfp4_mode mode, 
     megamoe_weights *weights;
     T_OK(megamoe_weights_open(path, &weights));
     T_CHECK(megamoe_weights_prepared(weights));
-    T_EQ_INT(mm_weights_nvfp4_mode(weights, MEGAMOE_NVFP4_EXACT), mode);
+    T_EQ_INT(megamoe_weights_nvfp4(weights), mode);
     megamoe_layer_desc desc = MEGAMOE_INIT(megamoe_layer_desc);
     T_OK(megamoe_weights_describe(weights, &desc));
     check_desc(&desc, &layer.desc);

@@ -38,6 +38,7 @@ struct mm_pool {
     _Alignas(MM_CACHE_LINE) atomic_int sleepers;
     bool stop;
     int32_t threads;
+    int caller_cpu;         /* where the caller does not meet a worker; -1: anywhere */
     struct worker *workers; /* threads - 1 */
     int32_t started;
 };
@@ -144,11 +145,27 @@ static void start_run(mm_pool *pool) {
         futex_wake_all(&pool->generation);
 }
 
+/*
+ * A caller that shares a core with one of its workers would stay there for long: the system moves
+ * waiting threads, not running ones. Its own set of allowed cores is left as it was.
+ */
+static void leave_workers(int cpu) {
+    if (cpu < 0 || sched_getcpu() == cpu)
+        return;
+    cpu_set_t allowed;
+    if (pthread_getaffinity_np(pthread_self(), sizeof allowed, &allowed) != 0 ||
+        !CPU_ISSET(cpu, &allowed))
+        return;
+    bind_to(cpu);
+    (void)pthread_setaffinity_np(pthread_self(), sizeof allowed, &allowed);
+}
+
 void mm_pool_run(mm_pool *pool, mm_pool_fn fn, void *argument) {
     if (!pool || pool->threads == 1) {
         fn(argument, 0, 1);
         return;
     }
+    leave_workers(pool->caller_cpu);
     pool->fn = fn;
     pool->argument = argument;
     start_run(pool);
@@ -174,6 +191,7 @@ megamoe_status mm_pool_open(int32_t threads, int32_t first_core, bool pin, mm_po
     if (!p)
         return mm_fail(MEGAMOE_ENOMEM, "a pool of %d threads: out of memory", threads);
     p->threads = threads;
+    p->caller_cpu = -1;
     p->workers = mm_alloc((size_t)threads * sizeof *p->workers);
     if (!p->workers) {
         mm_pool_close(p);
@@ -191,6 +209,7 @@ megamoe_status mm_pool_open(int32_t threads, int32_t first_core, bool pin, mm_po
         }
         p->started++;
     }
+    p->caller_cpu = bind ? core_cpus[first_core] : -1;
     *pool = p;
     return MEGAMOE_OK;
 }

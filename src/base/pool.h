@@ -13,7 +13,8 @@ typedef struct mm_pool mm_pool;
 /*
  * threads counts the caller of mm_pool_run; 0 means one per core available to the process.
  * With `pin`, thread i > 0 is bound to core first_core + i of those available, if there are as
- * many; the calling thread's own placement is left alone.
+ * many. A caller of mm_pool_run that finds itself on a worker's core moves to core first_core; its
+ * own set of allowed cores stays as it is.
  */
 MEGAMOE_CHECKED megamoe_status mm_pool_open(int32_t threads, int32_t first_core, bool pin,
                                             mm_pool **pool);

@@ -19,6 +19,7 @@
 
 enum {
     STREAMS_MAX = 2,
+    FEW_TOKENS = 3, /* tokens that are worth two streams */
     PREFETCH = 4096 /* bytes ahead in a single stream; two streams are faster without */
 };
 
@@ -109,8 +110,7 @@ INLINE void load_scale(mm_tile_format format, const uint8_t *bytes, struct scale
 
 /*
  * Changes the unit to the scales at `bytes` and returns the factor of the sums. *outside is the
- * farthest unit from the start of the range. MXFP4's byte 0 is a group of zeros, which fits any
- * unit.
+ * farthest unit from the start of the range. (Groups of zeros have a scale inside it.)
  */
 INLINE __m512 change_unit(mm_tile_format format, const uint8_t *bytes, struct scale *scale,
                           __m512i *outside) {
@@ -118,7 +118,7 @@ INLINE __m512 change_unit(mm_tile_format format, const uint8_t *bytes, struct sc
     const __m512i old = scale->exponent;
     if (format == MM_TILE_MXFP4) {
         const __m512i least = _mm512_set1_epi32(UNIT_MXFP4_MIN);
-        scale->exponent = _mm512_mask_mov_epi32(old, _mm512_test_epi32_mask(s, s), s);
+        scale->exponent = s;
         *outside = _mm512_max_epu32(*outside, _mm512_sub_epi32(scale->exponent, least));
     } else {
         scale->exponent = _mm512_srli_epi32(s, 3);
@@ -138,16 +138,15 @@ INLINE __m512i subtract(__m512i a, __m512i b) {
     return _mm512_sub_epi16(_mm512_max_epu16(a, b), b);
 }
 
-INLINE __m512i mxfp4_pair(const uint8_t *slice, int pair, bool units, const struct scale *scale) {
-    const __m512i codes = _mm512_srli_epi16(load(slice), (unsigned)(4 * pair));
+INLINE __m512i mxfp4_pair(__m512i line, int pair, bool units, const struct scale *scale) {
+    const __m512i codes = _mm512_srli_epi16(line, (unsigned)(4 * pair));
     if (units)
         return _mm512_permutexvar_epi16(codes, load(mxfp4_unit_codes));
     return subtract(_mm512_permutexvar_epi16(codes, load(mxfp4_codes)), scale->exponent);
 }
 
-INLINE __m512i nvfp4_pair(const uint8_t *slice, int pair, bool units, const struct scale *scale) {
+INLINE __m512i nvfp4_pair(__m512i codes, int pair, bool units, const struct scale *scale) {
     enum { A_AND_B_OR_C = 0xEA, A_OR_B_AND_C = 0xF8 };
-    const __m512i codes = load(slice);
     const __m512i index =
         _mm512_ternarylogic_epi32(_mm512_srli_epi16(codes, (unsigned)(4 * pair)),
                                   _mm512_set1_epi16(7), scale->mantissa, A_AND_B_OR_C);
@@ -173,18 +172,30 @@ INLINE __m512i e4m3_pair(const uint8_t *bytes) {
                                      A_OR_B_AND_C);
 }
 
-/* The weights of pair `pair` of a slice of 8 k, for the 16 rows of a half. */
-INLINE __m512bh weights_of(mm_tile_format format, const uint8_t *slice, int half, int pair,
-                           bool units, const struct scale *scale) {
+/*
+ * Half `half` of a slice of 8 k, kept in a register. Compilers would fold the load into each shift,
+ * and with few tokens loads are what is scarce.
+ */
+INLINE __m512i load_line(mm_tile_format format, const uint8_t *slice, int half) {
+    if (format == MM_TILE_E4M3)
+        return _mm512_setzero_si512();
+    __m512i line = load(slice + 64 * half);
+    __asm__("" : "+v"(line));
+    return line;
+}
+
+/* The weights of pair `pair` of a slice for the 16 rows of a half; `line` is load_line's. */
+INLINE __m512bh weights_of(mm_tile_format format, const uint8_t *slice, __m512i line, int half,
+                           int pair, bool units, const struct scale *scale) {
     if (format == MM_TILE_MXFP4)
-        return (__m512bh)mxfp4_pair(slice + 64 * half, pair, units, scale);
+        return (__m512bh)mxfp4_pair(line, pair, units, scale);
     if (format == MM_TILE_NVFP4)
-        return (__m512bh)nvfp4_pair(slice + 64 * half, pair, units, scale);
+        return (__m512bh)nvfp4_pair(line, pair, units, scale);
     return (__m512bh)e4m3_pair(slice + 64 * pair + 32 * half);
 }
 
-/* sum += w . x, the pair at x for all rows. As a broadcast operand of the instruction it costs
- * nothing, which compilers do not find by themselves. */
+/* sum += w . x, the pair at x for all rows. As a broadcast operand of the instruction it takes no
+ * register, which compilers do not find by themselves. */
 INLINE void add_pair(__m512 *sum, __m512bh w, const uint32_t *x) {
     __asm__("vdpbf16ps %2%{1to16%}, %1, %0" : "+v"(*sum) : "v"(w), "m"(*x));
 }
@@ -254,17 +265,28 @@ INLINE bool dot_tiles(const mm_dot *d, const mm_tile_format format, const bool u
                 if (streams == 1)
                     FOR_UNROLLED (line, slice_bytes(format) / 64)
                         _mm_prefetch((const char *)weights + PREFETCH + 64 * line, _MM_HINT_T0);
-                FOR_UNROLLED (pair, MM_SLICE_K / 2)
-                    FOR_UNROLLED (s, streams) {
-                        const uint8_t *codes = weights + s * weights_apart;
-                        const __m512bh w[2] = {
-                            weights_of(format, codes, 0, pair, units, &scale[s][0]),
-                            weights_of(format, codes, 1, pair, units, &scale[s][1])};
-                        FOR_UNROLLED (t, tokens) {
-                            add_pair(&sum[s][t][0], w[0], x + pair * tokens + t);
-                            add_pair(&sum[s][t][1], w[1], x + pair * tokens + t);
+                __m512i line[STREAMS_MAX][2];
+                FOR_UNROLLED (s, streams)
+                    FOR_UNROLLED (half, 2)
+                        line[s][half] = load_line(format, weights + s * weights_apart, half);
+                FOR_UNROLLED (pair, MM_SLICE_K / 2) {
+                    __m512bh shared[FEW_TOKENS]; /* with few tokens x has room in registers too */
+                    if (streams > 1)
+                        FOR_UNROLLED (t, tokens)
+                            shared[t] = (__m512bh)_mm512_set1_epi32((int)x[pair * tokens + t]);
+                    FOR_UNROLLED (s, streams)
+                        FOR_UNROLLED (half, 2) {
+                            const __m512bh w =
+                                weights_of(format, weights + s * weights_apart, line[s][half], half,
+                                           pair, units, &scale[s][half]);
+                            FOR_UNROLLED (t, tokens)
+                                if (streams > 1)
+                                    sum[s][t][half] =
+                                        _mm512_dpbf16_ps(sum[s][t][half], w, shared[t]);
+                                else
+                                    add_pair(&sum[s][t][half], w, x + pair * tokens + t);
                         }
-                    }
+                }
                 x += MM_SLICE_K / 2 * tokens;
                 weights += slice_bytes(format);
             }

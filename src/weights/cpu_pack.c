@@ -116,6 +116,16 @@ static struct part part_of(const mm_cpu_layout *layout, megamoe_projection proje
                          has_bias ? blob + layout->fc1_bias_offset : NULL};
 }
 
+/* Gives every group the scale of zeros, which those that hold codes overwrite. */
+static void blank_scales(const mm_cpu_layout *layout, const struct part *part, int32_t tiles,
+                         int32_t k) {
+    const size_t chunk = mm_chunk_bytes(layout->format);
+    for (int32_t tile = 0; tile < tiles; tile++)
+        for (int32_t c = 0; c * MM_CHUNK_K < k; c++)
+            memset(part->tiles + (size_t)tile * part->tile_bytes + (size_t)c * chunk,
+                   MM_MXFP4_SCALE_OF_ZEROS, MM_MXFP4_SCALE_BYTES);
+}
+
 void mm_cpu_pack(const megamoe_weights *weights, const mm_cpu_layout *layout, int32_t expert,
                  uint8_t *blob, mm_inexact *inexact) {
     const megamoe_layer_desc *desc = &weights->desc;
@@ -126,6 +136,10 @@ void mm_cpu_pack(const megamoe_weights *weights, const mm_cpu_layout *layout, in
         const megamoe_matrix *matrix = mm_matrix_of(weights, expert, projection);
         const struct part part = part_of(layout, projection, desc->has_bias, blob);
         const int32_t columns = mm_columns(desc, projection);
+        if (layout->format == MM_TILE_MXFP4 && projection != MEGAMOE_UP) /* gate's tiles are up's */
+            blank_scales(layout, &part,
+                         projection == MEGAMOE_DOWN ? layout->fc2_tiles : layout->fc1_tiles,
+                         columns);
         struct row row = {.groups = columns / mm_group_size(desc->format)};
         for (int32_t index = 0; index < mm_rows(desc, projection); index++) {
             row.codes = mm_matrix_codes(matrix, index);

@@ -27,13 +27,17 @@ static inline size_t mm_chunk_scale_bytes(mm_tile_format format) {
     return format == MM_TILE_MXFP4 ? MM_MXFP4_SCALE_BYTES : MM_NVFP4_SCALE_BYTES;
 }
 
+/* A whole chunk with its scales; not for E4M3 tiles. */
+static inline size_t mm_chunk_bytes(mm_tile_format format) {
+    return mm_chunk_scale_bytes(format) + MM_CHUNK_K / MM_SLICE_K * MM_SLICE_BYTES;
+}
+
 /* The scale byte of a group of `size` k, inside the tile; not for E4M3 tiles. */
 static inline size_t mm_tile_scale_offset(mm_tile_format format, mm_tile_row row, int32_t group,
                                           int32_t size) {
     const int32_t in_chunk = MM_CHUNK_K / size;
     const size_t scales = mm_chunk_scale_bytes(format);
-    const size_t chunk = scales + MM_CHUNK_K / MM_SLICE_K * MM_SLICE_BYTES;
-    return (size_t)(group / in_chunk) * chunk + (size_t)row.half * (scales / 2) +
+    return (size_t)(group / in_chunk) * mm_chunk_bytes(format) + (size_t)row.half * (scales / 2) +
            (size_t)(group % in_chunk * MM_TILE_HALF + row.lane);
 }
 

@@ -36,7 +36,7 @@ static int set_size(const bench_target *target, const megamoe_layer_desc *desc, 
 static int create(const bench_target *target, const megamoe_weights *weights, bench_layer *b) {
     megamoe_layer_options options = MEGAMOE_INIT(megamoe_layer_options);
     options.nvfp4 = target->nvfp4;
-    options.copy_prepared = true;
+    options.copy_prepared = !target->mapped;
     const megamoe_status status =
         megamoe_layer_create(target->comm, target->device, weights, &options, &b->layer);
     if (status != MEGAMOE_OK)

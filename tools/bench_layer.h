@@ -18,6 +18,7 @@ typedef struct bench_target {
     megamoe_comm *comm;
     megamoe_device *device;
     megamoe_nvfp4_mode nvfp4;
+    bool mapped;     /* leave prepared weights in their file's mapping */
     uint64_t memory; /* most bytes of weights; a larger layer is cut to its first experts */
     uint64_t seed;
     int32_t threads; /* to make weights */

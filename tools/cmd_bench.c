@@ -316,7 +316,7 @@ typedef struct bench_request {
     int64_t layer, threads, seed;
     int device, geometry, format, nvfp4;
     double seconds, memory_gb;
-    bool json;
+    bool json, mapped;
 } bench_request;
 
 static int open_layer(bench *b, const bench_request *request) {
@@ -370,6 +370,8 @@ int cmd_bench(int argc, char **argv) {
         {"format", OPTION_CHOICE, &request.format, "mxfp4|nvfp4", "of synthetic weights", 0, 0},
         {"nvfp4", OPTION_CHOICE, &request.nvfp4, "exact|folded", "form of NVFP4 weights (exact)", 0,
          0},
+        {"mapped", OPTION_FLAG, &request.mapped, NULL,
+         "use a prepared file as it is mapped instead of a copy in huge pages", 0, 0},
         {"memory", OPTION_NUMBER, &request.memory_gb, "GB", "most weights to hold (2)", 1e-6, 1e6},
         {"device", OPTION_CHOICE, &request.device, "cpu", "(cpu)", 0, 0},
         {"tokens", OPTION_TEXT, &request.tokens, "LIST", "batch sizes (1,16,64)", 0, 0},
@@ -403,6 +405,7 @@ int cmd_bench(int argc, char **argv) {
         return code;
     b.seconds = request.seconds;
     b.target.nvfp4 = (megamoe_nvfp4_mode)request.nvfp4;
+    b.target.mapped = request.mapped;
     b.target.memory = (uint64_t)(request.memory_gb * 1e9);
     b.target.seed = (uint64_t)request.seed;
     b.target.threads = (int32_t)request.threads;

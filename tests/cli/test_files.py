@@ -260,7 +260,9 @@ class Bench(Case):
         self.assertEqual(report["threads"], 1)
         file = self.path("l.mmoe")
         self.good("prepare", checkpoint, "--layer", 1, "--out", file)
-        self.check(self.good_json("bench", file, "--tokens", "2", "--seconds", "0"), [2])
+        for mapped in [], ["--mapped"]:
+            self.check(
+                self.good_json("bench", file, "--tokens", "2", "--seconds", "0", *mapped), [2])
 
     def test_a_share_of_a_model(self):
         report = self.good_json("bench", "--model", "qwen3-30b-a3b", "--memory", "0.03",

@@ -46,7 +46,7 @@ typedef struct megamoe_layer_options {
     megamoe_nvfp4_mode nvfp4; /* for weights in checkpoint form; prepared ones have it fixed */
     /*
      * Copy this rank's experts of prepared weights into huge pages instead of using the mapped
-     * file: memory reads 10 to 15 % faster, but is this process's own.
+     * file: faster to read where the system maps files in small pages, but this process's own.
      */
     bool copy_prepared;
     /*

@@ -38,10 +38,7 @@ static inline bool mm_add_size(size_t a, size_t b, size_t *sum) {
 /* Zeroed and aligned to a cache line; freed by free(). NULL when out of memory. */
 void *mm_alloc(size_t bytes);
 
-/*
- * The same in huge pages where the system has them, for what is streamed through again and again:
- * in 4 KiB pages weights read 10 to 15 % slower.
- */
+/* The same in huge pages where the system has them, for what is streamed through often. */
 void *mm_alloc_huge(size_t bytes);
 
 /* Asks for huge pages before memory is first touched; a hint. */

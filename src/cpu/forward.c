@@ -165,7 +165,7 @@ static void run_dispatch(void *argument, int32_t thread, int32_t threads) {
     }
 }
 
-/* ---- compute: FC1 ---- */
+/* ---- compute: tasks and products ---- */
 
 /* What FC1 and FC2 differ in for their dot products. */
 struct sweep {
@@ -214,30 +214,6 @@ static float sum_scale(mm_tile_format format) {
     return format == MM_TILE_MXFP4 ? mm_exp2i(-MM_MXFP4_BIAS) : 1.0f;
 }
 
-/* Quantizes the block of h of one panel into its place in the FC2 panel. */
-static void store_hidden(const struct work *work, const mm_panel *panel, int32_t block,
-                         struct mm_scratch *scratch) {
-    mm_cpu_workspace *ws = work->ws;
-    const mm_kernels *kernels = ws->device->kernels;
-    const mm_cpu_layout *layout = &work->layer->layout;
-    const bool promote = work->layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE;
-    const int32_t channel = block * MM_BLOCK;
-    const int32_t n = (int32_t)mm_min(MM_BLOCK, ws->shape.intermediate - channel);
-    const int32_t padded = (int32_t)mm_min(MM_BLOCK, layout->intermediate_k - channel);
-    const int64_t chunks = mm_ceil_div(layout->intermediate_k, MM_CHUNK_K);
-    uint32_t *values = ws->fc2_panels + panel->start * (layout->intermediate_k / 2) +
-                       (int64_t)(channel / 2) * panel->tokens;
-    float *scales = ws->fc2_chunk_scale + panel->start * chunks + (int64_t)block * panel->tokens;
-    for (int32_t i = 0; i < panel->tokens; i++) {
-        uint8_t scale;
-        kernels->quantize_hidden(scratch->h + (size_t)i * MM_BLOCK, n, scratch->codes, &scale);
-        kernels->expand(scratch->codes, promote ? NULL : &scale, n, padded, values, panel->tokens,
-                        i);
-        if (promote)
-            scales[i] = mm_exp2i(scale - MM_BLOCK_BYTE_ZERO);
-    }
-}
-
 /* The part of a sweep over one panel: `tiles` tiles from `first` on, their sums into scratch. */
 static void multiply(const struct work *work, const struct sweep *sweep, const uint8_t *weights,
                      const mm_panel *panel, int32_t first, int32_t tiles,
@@ -270,6 +246,32 @@ static void multiply(const struct work *work, const struct sweep *sweep, const u
 
 static const float *sums_of(const struct mm_scratch *scratch, const mm_panel *panel, int32_t tile) {
     return scratch->sums + (size_t)tile * (size_t)panel->tokens * MM_TILE_ROWS;
+}
+
+/* ---- compute: FC1 ---- */
+
+/* Quantizes the block of h of one panel into its place in the FC2 panel. */
+static void store_hidden(const struct work *work, const mm_panel *panel, int32_t block,
+                         struct mm_scratch *scratch) {
+    mm_cpu_workspace *ws = work->ws;
+    const mm_kernels *kernels = ws->device->kernels;
+    const mm_cpu_layout *layout = &work->layer->layout;
+    const bool promote = work->layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE;
+    const int32_t channel = block * MM_BLOCK;
+    const int32_t n = (int32_t)mm_min(MM_BLOCK, ws->shape.intermediate - channel);
+    const int32_t padded = (int32_t)mm_min(MM_BLOCK, layout->intermediate_k - channel);
+    const int64_t chunks = mm_ceil_div(layout->intermediate_k, MM_CHUNK_K);
+    uint32_t *values = ws->fc2_panels + panel->start * (layout->intermediate_k / 2) +
+                       (int64_t)(channel / 2) * panel->tokens;
+    float *scales = ws->fc2_chunk_scale + panel->start * chunks + (int64_t)block * panel->tokens;
+    for (int32_t i = 0; i < panel->tokens; i++) {
+        uint8_t scale;
+        kernels->quantize_hidden(scratch->h + (size_t)i * MM_BLOCK, n, scratch->codes, &scale);
+        kernels->expand(scratch->codes, promote ? NULL : &scale, n, padded, values, panel->tokens,
+                        i);
+        if (promote)
+            scales[i] = mm_exp2i(scale - MM_BLOCK_BYTE_ZERO);
+    }
 }
 
 /* The tiles of one block, whose sums start at tile `first_sums` of the scratch. */

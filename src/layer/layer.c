@@ -2,7 +2,6 @@
 #include "layer/layer.h"
 
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "weights/cpu_pack.h"
 #include "weights/weights.h"
 
 enum { MAX_PHYSICAL = 65536 };
@@ -57,10 +57,8 @@ struct packing {
     const mm_cpu_layer *layer;
     const int32_t *logical_of; /* by local expert */
     uint8_t *blobs;
+    mm_inexact *inexact; /* by local expert */
     atomic_int next;
-    atomic_int failed; /* set by the first thread that fails */
-    megamoe_status status;
-    char message[1024];
 };
 
 static void pack(void *argument, int32_t thread, int32_t threads) {
@@ -69,16 +67,9 @@ static void pack(void *argument, int32_t thread, int32_t threads) {
     struct packing *packing = argument;
     const mm_cpu_layout *layout = &packing->layer->layout;
     int32_t e;
-    while (!atomic_load(&packing->failed) &&
-           (e = atomic_fetch_add(&packing->next, 1)) < packing->layer->placement.local) {
-        const megamoe_status status =
-            mm_cpu_pack_expert(packing->weights, layout, packing->logical_of[e],
-                               packing->blobs + (size_t)e * layout->blob_bytes);
-        if (status != MEGAMOE_OK && atomic_exchange(&packing->failed, 1) == 0) {
-            packing->status = status;
-            snprintf(packing->message, sizeof packing->message, "%s", megamoe_last_error());
-        }
-    }
+    while ((e = atomic_fetch_add(&packing->next, 1)) < packing->layer->placement.local)
+        mm_cpu_pack(packing->weights, layout, packing->logical_of[e],
+                    packing->blobs + (size_t)e * layout->blob_bytes, &packing->inexact[e]);
 }
 
 static megamoe_status allocate_blobs(megamoe_layer *layer) {
@@ -93,15 +84,21 @@ static megamoe_status allocate_blobs(megamoe_layer *layer) {
 static megamoe_status pack_experts(megamoe_layer *layer, megamoe_device *device,
                                    const megamoe_weights *weights, const int32_t *logical_of) {
     MM_TRY(allocate_blobs(layer));
+    const int32_t local = layer->cpu.placement.local;
+    mm_inexact *inexact = mm_alloc((size_t)local * sizeof *inexact);
+    if (!inexact)
+        return mm_fail(MEGAMOE_ENOMEM, "layer: out of memory");
     struct packing packing = {.weights = weights,
                               .layer = &layer->cpu,
                               .logical_of = logical_of,
                               .blobs = layer->blobs,
-                              .status = MEGAMOE_OK};
+                              .inexact = inexact};
     mm_pool_run(device->pool, pack, &packing);
-    if (packing.status != MEGAMOE_OK)
-        return mm_fail(packing.status, "%s", packing.message);
-    return MEGAMOE_OK;
+    mm_inexact total = {0};
+    for (int32_t e = 0; e < local; e++)
+        mm_inexact_add(&total, &inexact[e]);
+    free(inexact);
+    return mm_inexact_status(weights, &total);
 }
 
 static megamoe_status copy_experts(megamoe_layer *layer, const megamoe_weights *weights,

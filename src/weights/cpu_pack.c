@@ -167,6 +167,13 @@ void mm_cpu_pack(const megamoe_weights *weights, const mm_cpu_layout *layout, in
     }
 }
 
+void mm_inexact_add(mm_inexact *total, const mm_inexact *found) {
+    const uint64_t groups = total->groups + found->groups;
+    if (!total->groups)
+        *total = *found;
+    total->groups = groups;
+}
+
 megamoe_status mm_inexact_status(const megamoe_weights *weights, const mm_inexact *inexact) {
     if (!inexact->groups)
         return MEGAMOE_OK;

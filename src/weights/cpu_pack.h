@@ -18,6 +18,9 @@ typedef struct mm_inexact {
 void mm_cpu_pack(const megamoe_weights *weights, const mm_cpu_layout *layout, int32_t expert,
                  uint8_t *blob, mm_inexact *inexact);
 
+/* Adds what was found elsewhere; the first that is added stays the one that is named. */
+void mm_inexact_add(mm_inexact *total, const mm_inexact *found);
+
 /* MEGAMOE_OK if no group is counted, else the failure that says which. */
 MEGAMOE_CHECKED megamoe_status mm_inexact_status(const megamoe_weights *weights,
                                                  const mm_inexact *inexact);

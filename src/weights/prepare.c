@@ -99,12 +99,8 @@ static megamoe_status write_blobs(struct writer *w, megamoe_progress progress) {
     for (w->first = 0; w->first < w->weights->desc.experts; w->first += w->wave) {
         memset(w->inexact, 0, (size_t)w->wave * sizeof *w->inexact);
         mm_pool_run(w->pool, pack_one, w);
-        for (int32_t i = 0; i < w->wave; i++) {
-            const uint64_t groups = total.groups + w->inexact[i].groups;
-            if (!total.groups)
-                total = w->inexact[i];
-            total.groups = groups;
-        }
+        for (int32_t i = 0; i < w->wave; i++)
+            mm_inexact_add(&total, &w->inexact[i]);
         if (!total.groups)
             MM_TRY(write_wave(w, progress));
     }

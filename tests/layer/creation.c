@@ -3,41 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fleet.h"
-
-enum { TOKENS = 21, HIDDEN = 64, TOPK = 2 };
-
-static const model_recipe small = {MEGAMOE_FORMAT_MXFP4, HIDDEN,   32, 4,
-                                   MEGAMOE_DTYPE_NONE,   {0, 0, 0}};
-
-typedef struct fixture {
-    model m;
-    batch b;
-    uint16_t want[TOKENS * HIDDEN];
-    uint16_t y[TOKENS * HIDDEN];
-} fixture;
-
-static fixture *open_fixture(uint64_t stream) {
-    t_random r = t_random_start(stream);
-    fixture *x = calloc(1, sizeof *x);
-    T_REQUIRE(x);
-    x->m = model_open(&small, &r);
-    x->b = batch_random(&x->m, TOKENS, TOPK, ROUTING_RANDOM, &r);
-    const setup s = {.weights = x->m.weights};
-    run_once(&s, &x->b, x->want);
-    return x;
-}
-
-static void close_fixture(fixture *x) {
-    batch_free(&x->b);
-    model_close(&x->m);
-    free(x);
-}
-
-static void check_recovery(fleet *f, fixture *x) {
-    fleet_forward(f, &x->b, x->y);
-    T_EQ_MEM(x->y, x->want, sizeof x->y);
-}
+#include "fixture.h"
 
 struct creation {
     megamoe_status expected;

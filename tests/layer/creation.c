@@ -181,6 +181,45 @@ T_CASE(layer_options) {
 
 /* ---- structs of other versions ---- */
 
+/* Row 3 of expert 1's gate holds scales too far apart for sums on the CPU: 2^-127 beside 2^73. */
+T_CASE(weights_that_cannot_be_packed) {
+    enum { H = 64, I = 32, EXPERTS = 2, GROUPS = H / 32 };
+    uint8_t codes[H * I / 2], usual[H * I / 32], apart[H * I / 32];
+    memset(codes, 0x22, sizeof codes);
+    memset(usual, 127, sizeof usual);
+    memset(apart, 127, sizeof apart);
+    apart[3 * GROUPS] = 0;
+    apart[3 * GROUPS + 1] = 200;
+    megamoe_matrix matrices[EXPERTS * 3];
+    for (int i = 0; i < EXPERTS * 3; i++) {
+        const size_t in = i % 3 == MEGAMOE_DOWN ? I : H;
+        matrices[i] = (megamoe_matrix){.codes = codes,
+                                       .codes_stride = in / 2,
+                                       .scales = i == 3 + MEGAMOE_GATE ? apart : usual,
+                                       .scales_stride = in / 32};
+    }
+    megamoe_layer_desc desc = MEGAMOE_INIT(megamoe_layer_desc);
+    desc.hidden = H;
+    desc.intermediate = I;
+    desc.experts = EXPERTS;
+    desc.topk = 1;
+    desc.format = MEGAMOE_FORMAT_MXFP4;
+    megamoe_weights *weights;
+    T_OK(megamoe_weights_from_tensors(&desc, matrices, &weights));
+    fixture *x = open_fixture(10);
+    const setup s = {.weights = x->m.weights, .threads = 2};
+    fleet f = fleet_open_comms(&s);
+    megamoe_layer *layer;
+    T_STATUS(megamoe_layer_create(f.rank[0].comm, f.rank[0].device, weights, NULL, &layer),
+             MEGAMOE_EINEXACT);
+    T_CHECK(!layer);
+    T_CONTAINS(megamoe_last_error(), "expert 1 gate");
+    T_CONTAINS(megamoe_last_error(), "row 3, block 0");
+    fleet_close(&f);
+    megamoe_weights_close(weights);
+    close_fixture(x);
+}
+
 T_CASE(structs_of_other_sizes) {
     fixture *x = open_fixture(18);
     const setup s = {.weights = x->m.weights};

@@ -6,24 +6,26 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline uint32_t mm_f32_bits(float value) {
+#include "num/inline.h"
+
+MM_NUM_INLINE uint32_t mm_f32_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline float mm_f32_from_bits(uint32_t bits) {
+MM_NUM_INLINE float mm_f32_from_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-static inline float mm_bf16_to_f32(uint16_t bits) {
+MM_NUM_INLINE float mm_bf16_to_f32(uint16_t bits) {
     return mm_f32_from_bits((uint32_t)bits << 16);
 }
 
 /* Round to nearest even; NaN stays NaN. */
-static inline uint16_t mm_bf16_from_f32(float value) {
+MM_NUM_INLINE uint16_t mm_bf16_from_f32(float value) {
     const uint32_t bits = mm_f32_bits(value);
     const uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
     const uint32_t nan = bits >> 16 | 0x40u;

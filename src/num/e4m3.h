@@ -10,7 +10,7 @@
 enum { MM_E4M3_NAN = 0x7F };
 #define MM_E4M3_MAX 448.0f
 
-static inline float mm_e4m3_to_f32(uint8_t code) {
+MM_NUM_INLINE float mm_e4m3_to_f32(uint8_t code) {
     const uint32_t magnitude = code & 0x7Fu;
     /* The fields of E4M3 lie inside those of FP32; 2^120 moves the exponent's bias. */
     const float value = mm_f32_from_bits(magnitude << 20) * 0x1p120f;
@@ -22,7 +22,7 @@ static inline float mm_e4m3_to_f32(uint8_t code) {
  * Round to nearest even. Finite magnitudes beyond 448 saturate; NaN and infinity give 0x7F, which
  * no finite value gives.
  */
-static inline uint8_t mm_e4m3_from_f32(float value) {
+MM_NUM_INLINE uint8_t mm_e4m3_from_f32(float value) {
     const uint32_t bits = mm_f32_bits(value);
     const uint32_t sign = bits >> 24 & 0x80u;
     const uint32_t magnitude = bits & 0x7FFFFFFFu;

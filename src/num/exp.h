@@ -12,11 +12,11 @@
 #include "num/bf16.h"
 
 /* 2^n for n in -126..127. */
-static inline float mm_exp2i(int32_t n) {
+MM_NUM_INLINE float mm_exp2i(int32_t n) {
     return mm_f32_from_bits((uint32_t)(n + 127) << 23);
 }
 
-static inline float mm_expf(float x) {
+MM_NUM_INLINE float mm_expf(float x) {
     /* exp(89) overflows and exp(-105) rounds to zero; beyond them nothing changes. */
     x = x > 89.0f ? 89.0f : x;
     x = x < -105.0f ? -105.0f : x;

@@ -6,7 +6,7 @@
 #include "num/exp.h"
 
 /* NaN passes through every comparison. limit is INFINITY where there is none. */
-static inline float mm_gated(float g, float u, float alpha, float offset, float limit) {
+MM_NUM_INLINE float mm_gated(float g, float u, float alpha, float offset, float limit) {
     g = g > limit ? limit : g;
     u = u > limit ? limit : u;
     u = u < -limit ? -limit : u;

@@ -19,7 +19,7 @@ enum {
  * The exponent of a block whose largest magnitude has these FP32 bits (finite): amax / 2^e fits
  * E4M3. 0 for an all-zero block.
  */
-static inline int32_t mm_block_exponent(uint32_t amax_bits) {
+MM_NUM_INLINE int32_t mm_block_exponent(uint32_t amax_bits) {
     const int32_t e = (int32_t)(amax_bits >> 23) - 127 - 8 + ((amax_bits & 0x7FFFFFu) > 0x600000u);
     const int32_t low = e < MM_BLOCK_EXPONENT_MIN ? MM_BLOCK_EXPONENT_MIN : e;
     const int32_t clamped = low > MM_BLOCK_EXPONENT_MAX ? MM_BLOCK_EXPONENT_MAX : low;
@@ -36,7 +36,7 @@ typedef struct mm_token_scale {
 } mm_token_scale;
 
 /* amax: the row's largest magnitude, finite and not zero. */
-static inline mm_token_scale mm_token_scale_of(float amax) {
+MM_NUM_INLINE mm_token_scale mm_token_scale_of(float amax) {
     const int tiny = amax < 0x1p-100f;
     const float lift = tiny ? 0x1p64f : 1.0f;
     const float lifted = amax * lift;

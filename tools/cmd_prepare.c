@@ -17,7 +17,9 @@
 
 typedef struct preparation {
     source source;
+    const char *device;
     megamoe_nvfp4_mode nvfp4;
+    bool round_outside_window;
     int32_t threads;
     json_t *files; /* NULL: print text */
 } preparation;
@@ -31,7 +33,9 @@ static int prepare_layer(preparation *p, int64_t layer, const char *path) {
     progress bar;
     snprintf(label, sizeof label, "prepare layer %d", s->layer.layer);
     megamoe_prepare_options options = MEGAMOE_INIT(megamoe_prepare_options);
+    options.device = p->device;
     options.nvfp4 = p->nvfp4;
+    options.round_outside_window = p->round_outside_window;
     options.threads = p->threads;
     options.progress = progress_begin(&bar, label);
     const megamoe_status status = megamoe_weights_prepare(s->weights, s->router, &options, path);
@@ -45,7 +49,7 @@ static int prepare_layer(preparation *p, int64_t layer, const char *path) {
         json_array_append_new(p->files, json_pack("{s:i, s:s, s:I}", "layer", s->layer.layer,
                                                   "path", path, "bytes", (json_int_t)bytes));
     else
-        report_line("prepared", "layer %d: %s, %s, %s", s->layer.layer, path,
+        report_line("prepared", "layer %d for %s: %s, %s, %s", s->layer.layer, p->device, path,
                     report_size(bytes, size),
                     s->router != NULL ? "with its router" : "without a router");
     return EXIT_DONE;
@@ -86,15 +90,18 @@ static bool parse_layer(const char *text, int64_t *layer) {
 
 int cmd_prepare(int argc, char **argv) {
     const char *layer_text = NULL, *out = NULL;
+    static const char *const devices[] = {"cpu", "cuda"};
     int device = 0, nvfp4 = MEGAMOE_NVFP4_EXACT;
     int64_t layer, threads = parallel_cores();
-    bool json = false;
+    bool round_outside_window = false, json = false;
     const option_spec options[] = {
         {"layer", OPTION_TEXT, &layer_text, "L|all", "layer of the checkpoint (its only one)", 0,
          0},
         {"out", OPTION_TEXT, &out, "FILE|DIR", "file; for all layers a directory", 0, 0},
-        {"device", OPTION_CHOICE, &device, "cpu", "(cpu)", 0, 0},
+        {"device", OPTION_CHOICE, &device, "cpu|cuda", "device to pack for (cpu)", 0, 0},
         {"nvfp4", OPTION_CHOICE, &nvfp4, "exact|folded", "form of NVFP4 weights (exact)", 0, 0},
+        {"round-outside-window", OPTION_FLAG, &round_outside_window, NULL,
+         "cuda: round groups that it cannot hold exactly", 0, 0},
         {"threads", OPTION_INTEGER, &threads, "T", "(one per core)", 1, 1024},
         OPTION_JSON(&json)};
     const command_syntax syntax = {"prepare",
@@ -113,7 +120,9 @@ int cmd_prepare(int argc, char **argv) {
         return report_error("--layer %s: not a layer's number and not \"all\"", layer_text);
     if (out == NULL)
         return report_error("prepare: --out is missing");
-    preparation p = {.nvfp4 = (megamoe_nvfp4_mode)nvfp4,
+    preparation p = {.device = devices[device],
+                     .nvfp4 = (megamoe_nvfp4_mode)nvfp4,
+                     .round_outside_window = round_outside_window,
                      .threads = (int32_t)threads,
                      .files = json ? json_array() : NULL};
     code = source_open(arguments[0], &p.source);
@@ -122,9 +131,9 @@ int cmd_prepare(int argc, char **argv) {
     if (code == EXIT_DONE)
         code = layer == PREPARE_ALL ? prepare_all(&p, out) : prepare_layer(&p, layer, out);
     if (code == EXIT_DONE && json)
-        code = report_json(json_pack("{s:s, s:s, s:s, s:O}", "path", p.source.path, "device", "cpu",
-                                     "nvfp4", nvfp4 == MEGAMOE_NVFP4_FOLDED ? "folded" : "exact",
-                                     "files", p.files));
+        code = report_json(
+            json_pack("{s:s, s:s, s:s, s:O}", "path", p.source.path, "device", p.device, "nvfp4",
+                      nvfp4 == MEGAMOE_NVFP4_FOLDED ? "folded" : "exact", "files", p.files));
     json_decref(p.files);
     source_close(&p.source);
     return code;

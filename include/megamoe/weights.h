@@ -88,8 +88,11 @@ MEGAMOE_API void megamoe_weights_close(megamoe_weights *weights);
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_weights_describe(const megamoe_weights *weights,
                                                                     megamoe_layer_desc *desc);
 
-/* Whether the weights are prepared (for the CPU) rather than in their checkpoint's own form. */
+/* Whether the weights are prepared for a device rather than in their checkpoint's own form. */
 MEGAMOE_API bool megamoe_weights_prepared(const megamoe_weights *weights);
+
+/* "cpu" or "cuda", what the weights are prepared for; NULL for weights in checkpoint form. */
+MEGAMOE_API const char *megamoe_weights_device(const megamoe_weights *weights);
 
 /* How NVFP4 weights become E4M3 multiplier operands. */
 typedef enum megamoe_nvfp4_mode {
@@ -110,7 +113,8 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_weights_matrix(const megamoe_
                                                                   megamoe_matrix *matrix);
 
 /*
- * The values of one matrix, exact: out[row * in + k]. Works on both kinds of weights.
+ * The values of one matrix, exact: out[row * in + k]. Works on all kinds of weights; prepared ones
+ * give what they hold, so what folding or round_outside_window left.
  * `values` holds rows * in doubles: the global scale is included.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_weights_unpack(const megamoe_weights *weights,
@@ -123,17 +127,24 @@ MEGAMOE_API const megamoe_router *megamoe_weights_router(const megamoe_weights *
 
 typedef struct megamoe_prepare_options {
     size_t struct_size;
-    const char *device; /* NULL or "cpu" */
+    const char *device; /* NULL or "cpu", or "cuda"; the machine needs no GPU */
     megamoe_nvfp4_mode nvfp4;
     int32_t threads; /* 0: one per core available */
     megamoe_progress progress;
+    /*
+     * For "cuda": groups whose scale lies too far below their row's for E4M3 operands get the
+     * nearest values that these hold, off by at most 2^-15 (MXFP4: 2^-16) of the largest weight of
+     * the row.
+     */
+    bool round_outside_window;
 } megamoe_prepare_options;
 
 /*
  * Packs all experts for a device and writes the prepared file `path` (a temporary file beside it,
  * fsync, rename: no partial file under that name). `router` may be NULL; it travels in the file.
  * Returns: MEGAMOE_EINEXACT if a group lies outside what the device represents (the message counts
- * them), MEGAMOE_EIO, MEGAMOE_ENOMEM, MEGAMOE_EUNSUPPORTED (weights are prepared already).
+ * them), MEGAMOE_EINVAL (an option), MEGAMOE_EIO, MEGAMOE_ENOMEM, MEGAMOE_EUNSUPPORTED (weights are
+ * prepared already; another device).
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status
 megamoe_weights_prepare(const megamoe_weights *weights, const megamoe_router *router,

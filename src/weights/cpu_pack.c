@@ -4,7 +4,6 @@
 #include <assert.h>
 #include <string.h>
 
-#include "base/error.h"
 #include "weights/object.h"
 #include "weights/tile.h"
 
@@ -15,6 +14,9 @@ enum {
     NVFP4_BINADES_MIN = -12,
     NVFP4_BINADES_MAX = MM_NVFP4_SCALE_ZERO
 };
+
+static const char held[] = "the CPU holds 116 below to 9 above";
+_Static_assert(MXFP4_BINADES_MIN == -116 && MXFP4_BINADES_MAX == 9, "the message says so");
 
 /* One row on its way into a tile. */
 struct row {
@@ -152,8 +154,12 @@ void mm_cpu_pack(const megamoe_weights *weights, const mm_cpu_layout *layout, in
                 int binades;
                 if (pack_group(&row, desc->format, layout->format, group, tile, &binades))
                     continue;
-                if (inexact->groups++ == 0)
-                    *inexact = (mm_inexact){1, expert, projection, index, group, binades};
+                mm_inexact_count(inexact, (mm_inexact){.expert = expert,
+                                                       .projection = projection,
+                                                       .row = index,
+                                                       .block = group,
+                                                       .binades = binades,
+                                                       .held = held});
             }
             const size_t place = mm_tile_row_index(row.place);
             const int8_t exponent = (int8_t)row.exponent;
@@ -165,25 +171,6 @@ void mm_cpu_pack(const megamoe_weights *weights, const mm_cpu_layout *layout, in
         const float global = mm_weights_global(weights, expert, projection);
         memcpy(blob + layout->globals_offset + (size_t)p * sizeof global, &global, sizeof global);
     }
-}
-
-void mm_inexact_add(mm_inexact *total, const mm_inexact *found) {
-    const uint64_t groups = total->groups + found->groups;
-    if (!total->groups)
-        *total = *found;
-    total->groups = groups;
-}
-
-megamoe_status mm_inexact_status(const megamoe_weights *weights, const mm_inexact *inexact) {
-    if (!inexact->groups)
-        return MEGAMOE_OK;
-    return mm_matrix_fail(weights, MEGAMOE_EINEXACT, inexact->expert, inexact->projection, true,
-                          "row %d, block %d: the scale lies %d binades %s the row's base; the CPU "
-                          "holds %d below to %d above; groups outside: %llu",
-                          inexact->row, inexact->block,
-                          inexact->binades < 0 ? -inexact->binades : inexact->binades,
-                          inexact->binades < 0 ? "below" : "above", -MXFP4_BINADES_MIN,
-                          MXFP4_BINADES_MAX, (unsigned long long)inexact->groups);
 }
 
 megamoe_status mm_cpu_pack_expert(const megamoe_weights *weights, const mm_cpu_layout *layout,

@@ -7,6 +7,7 @@
 
 #include "base/file.h"
 #include "weights/cpu_layout.h"
+#include "weights/cuda_layout.h"
 #include "weights/rows.h"
 #include "weights/weights.h"
 
@@ -23,9 +24,13 @@ struct megamoe_weights {
     /* Prepared. */
     char *path;
     mm_mapping file;
+    const struct mm_prepared_kind *kind; /* the device and its layout's name */
     megamoe_nvfp4_mode nvfp4;
-    mm_cpu_layout layout;
-    const uint8_t *blobs;         /* experts * layout.blob_bytes, inside `file` */
+    mm_cpu_layout layout;                             /* for "cpu" */
+    mm_cuda_layout cuda_layout;                       /* for "cuda" */
+    uint8_t decode_table[MM_CUDA_DECODE_TABLE_BYTES]; /* for "cuda" */
+    size_t blob_bytes;
+    const uint8_t *blobs;         /* experts * blob_bytes, inside `file` */
     const struct mm_hash *hashes; /* [experts], inside `file` */
     megamoe_router *router;       /* NULL if the file holds none */
 };

@@ -9,13 +9,18 @@
 #include "base/pool.h"
 #include "router/router.h"
 #include "weights/cpu_pack.h"
+#include "weights/cuda_pack.h"
 #include "weights/object.h"
 #include "weights/prepared.h"
 
 /* Experts are packed in waves, one for each thread, and written by the caller between them. */
 struct writer {
     const megamoe_weights *weights;
-    mm_cpu_layout layout;
+    const mm_prepared_kind *kind;
+    mm_cpu_layout layout;       /* for "cpu" */
+    mm_cuda_layout cuda_layout; /* for "cuda" */
+    bool round_outside;         /* likewise */
+    size_t blob_bytes;
     mm_prepared_header header;
     mm_output output;
     mm_pool *pool;
@@ -28,13 +33,14 @@ struct writer {
 
 static void fill_header(struct writer *w, megamoe_nvfp4_mode mode, uint64_t router_bytes) {
     const megamoe_layer_desc *desc = &w->weights->desc;
-    w->layout = mm_cpu_layout_of(desc, mode);
+    if (w->kind->cuda)
+        w->cuda_layout = mm_cuda_layout_of(desc, mode);
+    else
+        w->layout = mm_cpu_layout_of(desc, mode);
     w->header.fields = (mm_prepared_fields){
         .magic = MM_PREPARED_MAGIC,
         .byte_order = MM_PREPARED_BYTE_ORDER,
         .version = MM_PREPARED_VERSION,
-        .device = MM_PREPARED_DEVICE,
-        .layout = MM_PREPARED_LAYOUT,
         .layer = desc->layer,
         .hidden = desc->hidden,
         .intermediate = desc->intermediate,
@@ -46,26 +52,30 @@ static void fill_header(struct writer *w, megamoe_nvfp4_mode mode, uint64_t rout
         .alpha = desc->activation.alpha,
         .offset = desc->activation.offset,
         .limit = desc->activation.limit,
-        .extents = mm_prepared_extents_of(desc, &w->layout, router_bytes),
+        .extents = mm_prepared_extents_of(desc, w->kind, mode, router_bytes),
     };
+    mm_prepared_fields *fields = &w->header.fields;
+    memcpy(fields->device, w->kind->device, sizeof fields->device);
+    memcpy(fields->layout, w->kind->layout, sizeof fields->layout);
+    w->blob_bytes = fields->extents.blob_bytes;
 }
 
 static megamoe_status allocate(struct writer *w) {
     const size_t experts = (size_t)w->weights->desc.experts;
     w->wave = (int32_t)mm_min(mm_pool_threads(w->pool), w->weights->desc.experts);
     size_t bytes;
-    if (mm_mul_size((size_t)w->wave, w->layout.blob_bytes, &bytes))
+    if (mm_mul_size((size_t)w->wave, w->blob_bytes, &bytes))
         w->blobs = mm_alloc(bytes);
     w->inexact = mm_alloc((size_t)w->wave * sizeof *w->inexact);
     w->hashes = mm_alloc(experts * sizeof *w->hashes);
     if (!w->blobs || !w->inexact || !w->hashes)
         return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory for %d experts of %zu bytes at once",
-                       w->output.path, w->wave, w->layout.blob_bytes);
+                       w->output.path, w->wave, w->blob_bytes);
     return MEGAMOE_OK;
 }
 
 static uint8_t *wave_blob(const struct writer *w, int32_t i) {
-    return w->blobs + (size_t)i * w->layout.blob_bytes;
+    return w->blobs + (size_t)i * w->blob_bytes;
 }
 
 static void pack_one(void *argument, int32_t thread, int32_t threads) {
@@ -75,14 +85,18 @@ static void pack_one(void *argument, int32_t thread, int32_t threads) {
     if (thread >= w->wave || expert >= w->weights->desc.experts)
         return;
     uint8_t *blob = wave_blob(w, thread);
-    memset(blob, 0, w->layout.blob_bytes);
-    mm_cpu_pack(w->weights, &w->layout, expert, blob, &w->inexact[thread]);
-    w->hashes[expert] = mm_hash_of(blob, w->layout.blob_bytes);
+    memset(blob, 0, w->blob_bytes);
+    if (w->kind->cuda)
+        mm_cuda_pack(w->weights, &w->cuda_layout, expert, blob, w->round_outside,
+                     &w->inexact[thread]);
+    else
+        mm_cpu_pack(w->weights, &w->layout, expert, blob, &w->inexact[thread]);
+    w->hashes[expert] = mm_hash_of(blob, w->blob_bytes);
 }
 
 static megamoe_status write_wave(struct writer *w, megamoe_progress progress) {
     const int32_t experts = w->weights->desc.experts;
-    const uint64_t bytes = w->layout.blob_bytes;
+    const uint64_t bytes = w->blob_bytes;
     for (int32_t i = 0; i < w->wave && w->first + i < experts; i++) {
         const uint64_t expert = (uint64_t)(w->first + i);
         MM_TRY(mm_output_write(&w->output, w->header.fields.extents.blobs_offset + expert * bytes,
@@ -137,13 +151,19 @@ static megamoe_status write_all(struct writer *w, const megamoe_router *router,
 }
 
 static megamoe_status check_arguments(const megamoe_weights *weights, const megamoe_router *router,
-                                      const megamoe_prepare_options *options) {
+                                      const megamoe_prepare_options *options,
+                                      const mm_prepared_kind *kind) {
     if (weights->matrices == NULL)
         return mm_fail(MEGAMOE_EUNSUPPORTED, "%s: these weights are prepared already",
                        weights->path);
-    if (options->device && strcmp(options->device, MM_PREPARED_DEVICE) != 0)
-        return mm_fail(MEGAMOE_EUNSUPPORTED, "device \"%s\": weights can be prepared for \"%s\"",
-                       options->device, MM_PREPARED_DEVICE);
+    if (!kind)
+        return mm_fail(MEGAMOE_EUNSUPPORTED,
+                       "device \"%s\": weights can be prepared for " MM_PREPARED_DEVICES,
+                       options->device);
+    if (options->round_outside_window && !kind->cuda)
+        return mm_fail(MEGAMOE_EINVAL,
+                       "round_outside_window with device \"%s\"; only \"cuda\" has a window",
+                       kind->device);
     if (options->nvfp4 != MEGAMOE_NVFP4_EXACT && options->nvfp4 != MEGAMOE_NVFP4_FOLDED)
         return mm_fail(MEGAMOE_EINVAL, "nvfp4 mode %d; expected %d (exact) or %d (folded)",
                        (int)options->nvfp4, MEGAMOE_NVFP4_EXACT, MEGAMOE_NVFP4_FOLDED);
@@ -159,9 +179,13 @@ megamoe_status megamoe_weights_prepare(const megamoe_weights *weights, const meg
         return mm_fail(MEGAMOE_EINVAL, "megamoe_weights_prepare: weights or path is NULL");
     megamoe_prepare_options o;
     MM_TRY(mm_take_struct(&o, sizeof o, options, "megamoe_prepare_options"));
-    MM_TRY(check_arguments(weights, router, &o));
+    const mm_prepared_kind *kind = mm_prepared_kind_of(o.device ? o.device : "cpu");
+    MM_TRY(check_arguments(weights, router, &o, kind));
     const bool folds = weights->desc.format == MEGAMOE_FORMAT_NVFP4;
-    struct writer w = {.weights = weights, .output = {.fd = -1}};
+    struct writer w = {.weights = weights,
+                       .kind = kind,
+                       .round_outside = o.round_outside_window,
+                       .output = {.fd = -1}};
     fill_header(&w, folds ? o.nvfp4 : MEGAMOE_NVFP4_EXACT,
                 router ? mm_router_saved_bytes(router) : 0);
     megamoe_status status = mm_pool_open(o.threads, 0, false, &w.pool);

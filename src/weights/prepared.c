@@ -32,17 +32,46 @@ void mm_prepared_seal(mm_prepared_header *header) {
     header->hash = mm_hash_of(header, offsetof(mm_prepared_header, hash));
 }
 
-mm_prepared_extents mm_prepared_extents_of(const megamoe_layer_desc *desc,
-                                           const mm_cpu_layout *layout, uint64_t router_bytes) {
-    mm_prepared_extents e = {
-        .hidden_k = (uint64_t)layout->hidden_k,
-        .intermediate_k = (uint64_t)layout->intermediate_k,
-        .fc1_tiles = (uint64_t)layout->fc1_tiles,
-        .fc2_tiles = (uint64_t)layout->fc2_tiles,
-        .hashes_offset = MM_PREPARED_HEADER_BYTES,
-        .router_bytes = router_bytes,
-        .blob_bytes = layout->blob_bytes,
+static const mm_prepared_kind kinds[] = {{"cpu", "tile32-k128", false},
+                                         {"cuda", "frag64-k128", true}};
+
+const mm_prepared_kind *mm_prepared_kind_of(const char *device) {
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(device, kinds[i].device) == 0)
+            return &kinds[i];
+    return NULL;
+}
+
+/* What of the extents the device's layout decides. */
+static mm_prepared_extents extents_of_layout(const megamoe_layer_desc *desc,
+                                             const mm_prepared_kind *kind,
+                                             megamoe_nvfp4_mode mode) {
+    if (kind->cuda) {
+        const mm_cuda_layout layout = mm_cuda_layout_of(desc, mode);
+        return (mm_prepared_extents){
+            .hidden_k = (uint64_t)layout.hidden_chunks * MM_CUDA_CHUNK_K,
+            .intermediate_k = (uint64_t)layout.intermediate_chunks * MM_CUDA_CHUNK_K,
+            .fc1_tiles = (uint64_t)layout.fc1_tiles,
+            .fc2_tiles = (uint64_t)layout.fc2_tiles,
+            .blob_bytes = layout.blob_bytes,
+        };
+    }
+    const mm_cpu_layout layout = mm_cpu_layout_of(desc, mode);
+    return (mm_prepared_extents){
+        .hidden_k = (uint64_t)layout.hidden_k,
+        .intermediate_k = (uint64_t)layout.intermediate_k,
+        .fc1_tiles = (uint64_t)layout.fc1_tiles,
+        .fc2_tiles = (uint64_t)layout.fc2_tiles,
+        .blob_bytes = layout.blob_bytes,
     };
+}
+
+mm_prepared_extents mm_prepared_extents_of(const megamoe_layer_desc *desc,
+                                           const mm_prepared_kind *kind, megamoe_nvfp4_mode mode,
+                                           uint64_t router_bytes) {
+    mm_prepared_extents e = extents_of_layout(desc, kind, mode);
+    e.hashes_offset = MM_PREPARED_HEADER_BYTES;
+    e.router_bytes = router_bytes;
     const uint64_t experts = (uint64_t)desc->experts;
     e.router_offset = mm_round_up(e.hashes_offset + experts * sizeof(mm_hash), MM_PAGE);
     e.blobs_offset = mm_round_up(e.router_offset + router_bytes, MM_PAGE);
@@ -72,16 +101,21 @@ static megamoe_status check_kind(const char *path, const mm_mapping *file) {
     return MEGAMOE_OK;
 }
 
-/* The layer that the header describes, in weights->desc and ->nvfp4. */
+/* What the header describes, in weights->kind, ->desc and ->nvfp4. */
 static megamoe_status take_layer(megamoe_weights *weights, const mm_prepared_fields *fields) {
     const char *path = weights->path;
-    const mm_prepared_fields known = {.device = MM_PREPARED_DEVICE, .layout = MM_PREPARED_LAYOUT};
-    if (memcmp(fields->device, known.device, sizeof known.device) != 0)
-        return mm_fail(MEGAMOE_EUNSUPPORTED, "%s: prepared for device \"%.16s\"; expected \"%s\"",
-                       path, fields->device, MM_PREPARED_DEVICE);
-    if (memcmp(fields->layout, known.layout, sizeof known.layout) != 0)
-        return mm_fail(MEGAMOE_EUNSUPPORTED, "%s: layout \"%.16s\"; this library reads \"%s\"",
-                       path, fields->layout, MM_PREPARED_LAYOUT);
+    char device[sizeof fields->device + 1] = {0};
+    memcpy(device, fields->device, sizeof fields->device);
+    const mm_prepared_kind *kind = mm_prepared_kind_of(device);
+    /* The kinds hold zeros behind their names. */
+    if (!kind || memcmp(fields->device, kind->device, sizeof kind->device) != 0)
+        return mm_fail(MEGAMOE_EUNSUPPORTED,
+                       "%s: prepared for device \"%s\"; expected " MM_PREPARED_DEVICES, path,
+                       device);
+    if (memcmp(fields->layout, kind->layout, sizeof kind->layout) != 0)
+        return mm_fail(MEGAMOE_EUNSUPPORTED,
+                       "%s: layout \"%.16s\" for device \"%s\"; this library reads \"%s\"", path,
+                       fields->layout, kind->device, kind->layout);
     if (fields->format != MEGAMOE_FORMAT_MXFP4 && fields->format != MEGAMOE_FORMAT_NVFP4)
         return mm_fail(MEGAMOE_EFORMAT, "%s: format %" PRIu32 "; expected %d (MXFP4) or %d (NVFP4)",
                        path, fields->format, MEGAMOE_FORMAT_MXFP4, MEGAMOE_FORMAT_NVFP4);
@@ -92,6 +126,7 @@ static megamoe_status take_layer(megamoe_weights *weights, const mm_prepared_fie
     if (fields->has_bias > 1)
         return mm_fail(MEGAMOE_EFORMAT, "%s: has_bias is %" PRIu32 "; expected 0 or 1", path,
                        fields->has_bias);
+    weights->kind = kind;
     weights->nvfp4 = (megamoe_nvfp4_mode)fields->nvfp4;
     weights->desc = (megamoe_layer_desc){
         .struct_size = sizeof weights->desc,
@@ -162,10 +197,16 @@ static megamoe_status open_mapped(megamoe_weights *weights) {
     if (fields->extents.router_bytes > file->bytes)
         return mm_fail(MEGAMOE_EFORMAT, "%s: router_bytes is %" PRIu64 "; the file has %zu bytes",
                        path, fields->extents.router_bytes, file->bytes);
-    weights->layout = mm_cpu_layout_of(&weights->desc, weights->nvfp4);
-    const mm_prepared_extents extents =
-        mm_prepared_extents_of(&weights->desc, &weights->layout, fields->extents.router_bytes);
+    const mm_prepared_extents extents = mm_prepared_extents_of(
+        &weights->desc, weights->kind, weights->nvfp4, fields->extents.router_bytes);
     MM_TRY(check_extents(path, &fields->extents, &extents, file->bytes));
+    if (weights->kind->cuda) {
+        weights->cuda_layout = mm_cuda_layout_of(&weights->desc, weights->nvfp4);
+        (void)mm_cuda_decode_table(weights->cuda_layout.format, weights->decode_table);
+    } else {
+        weights->layout = mm_cpu_layout_of(&weights->desc, weights->nvfp4);
+    }
+    weights->blob_bytes = extents.blob_bytes;
     weights->hashes = (const mm_hash *)(file->data + extents.hashes_offset);
     weights->blobs = file->data + extents.blobs_offset;
     if (!hash_holds(&fields->hashes_hash, weights->hashes,
@@ -197,7 +238,7 @@ megamoe_status megamoe_weights_verify(const megamoe_weights *weights, megamoe_pr
     if (weights->matrices)
         return mm_fail(MEGAMOE_EUNSUPPORTED,
                        "megamoe_weights_verify: weights in checkpoint form have no hashes");
-    const size_t blob_bytes = weights->layout.blob_bytes;
+    const size_t blob_bytes = weights->blob_bytes;
     const uint64_t experts = (uint64_t)weights->desc.experts;
     for (uint64_t i = 0; i < experts; i++) {
         if (!hash_holds(&weights->hashes[i], weights->blobs + i * blob_bytes, blob_bytes))

@@ -13,20 +13,31 @@
 #ifndef MM_WEIGHTS_PREPARED_H
 #define MM_WEIGHTS_PREPARED_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "weights/cpu_layout.h"
+#include "weights/cuda_layout.h"
 
 #define MM_PREPARED_MAGIC "MEGAMOE" /* with its zero: 8 bytes */
-#define MM_PREPARED_DEVICE "cpu"
-#define MM_PREPARED_LAYOUT "tile32-k128"
+#define MM_PREPARED_DEVICES "\"cpu\" or \"cuda\""
 
 enum {
     MM_PREPARED_VERSION = 1,
     MM_PREPARED_BYTE_ORDER = 0x01020304,
     MM_PREPARED_HEADER_BYTES = 4096
 };
+
+/* What a file is prepared for. */
+typedef struct mm_prepared_kind {
+    char device[16];
+    char layout[16]; /* the name of what stands in cpu_layout.h or cuda_layout.h */
+    bool cuda;
+} mm_prepared_kind;
+
+/* By the device's name; NULL if there is none. */
+const mm_prepared_kind *mm_prepared_kind_of(const char *device);
 
 /* XXH3, 128 bits, canonical form. */
 typedef struct mm_hash {
@@ -90,7 +101,8 @@ void mm_prepared_seal(mm_prepared_header *header);
 
 /* The extents of a file with this geometry; router_bytes at most a file's size. */
 mm_prepared_extents mm_prepared_extents_of(const megamoe_layer_desc *desc,
-                                           const mm_cpu_layout *layout, uint64_t router_bytes);
+                                           const mm_prepared_kind *kind, megamoe_nvfp4_mode mode,
+                                           uint64_t router_bytes);
 
 /* The router belongs to the layer's geometry. A failure has `status` and begins with `where`. */
 MEGAMOE_CHECKED megamoe_status mm_prepared_check_router(const megamoe_router *router,

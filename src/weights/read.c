@@ -4,8 +4,10 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "num/e2m1.h"
 #include "num/e4m3.h"
+#include "weights/cuda_read.h"
 #include "weights/object.h"
 #include "weights/tile.h"
 
@@ -104,9 +106,50 @@ static void read_folded(const struct row *row, float *values) {
     }
 }
 
+/* The operands of a row in the layout of cuda_layout.h. */
+static void read_cuda(const megamoe_weights *weights, int32_t expert, megamoe_projection projection,
+                      int32_t row, float *high, float *low) {
+    const uint8_t *blob = mm_weights_blob(weights, expert);
+    const int32_t columns = mm_columns(&weights->desc, projection);
+    for (int32_t k = 0; k < columns; k += MM_CUDA_CHUNK_K) {
+        float a[MM_CUDA_CHUNK_K];
+        float b[MM_CUDA_CHUNK_K];
+        mm_cuda_read_chunk(&weights->cuda_layout, weights->decode_table, blob, projection, row,
+                           k / MM_CUDA_CHUNK_K, a, b);
+        const size_t bytes = (size_t)mm_min(columns - k, MM_CUDA_CHUNK_K) * sizeof *a;
+        memcpy(high + k, a, bytes);
+        memcpy(low + k, b, bytes);
+    }
+}
+
+/* The values of such a row. */
+static void unpack_cuda(const megamoe_weights *weights, int32_t expert,
+                        megamoe_projection projection, int32_t row, double global, double *values) {
+    const uint8_t *blob = mm_weights_blob(weights, expert);
+    const int32_t columns = mm_columns(&weights->desc, projection);
+    const double factor =
+        ldexp(global, mm_cuda_read_exponent(&weights->cuda_layout, blob, projection, row));
+    for (int32_t chunk = 0; chunk * MM_CUDA_CHUNK_K < columns; chunk++) {
+        float high[MM_CUDA_CHUNK_K];
+        float low[MM_CUDA_CHUNK_K];
+        mm_cuda_read_chunk(&weights->cuda_layout, weights->decode_table, blob, projection, row,
+                           chunk, high, low);
+        double *to = values + (size_t)chunk * MM_CUDA_CHUNK_K;
+        for (int32_t i = 0; i < mm_min(columns - chunk * MM_CUDA_CHUNK_K, MM_CUDA_CHUNK_K); i++)
+            to[i] = ((double)high[i] + (double)low[i]) * factor;
+    }
+}
+
 void mm_weights_row(const megamoe_weights *weights, megamoe_nvfp4_mode mode, int32_t expert,
                     megamoe_projection projection, int32_t row, float *high, float *low,
                     int *row_exponent) {
+    const mm_cuda_layout *cuda = mm_weights_cuda_layout(weights);
+    if (cuda) {
+        read_cuda(weights, expert, projection, row, high, low);
+        *row_exponent =
+            mm_cuda_read_exponent(cuda, mm_weights_blob(weights, expert), projection, row);
+        return;
+    }
     mode = mm_weights_nvfp4_mode(weights, mode);
     const struct row r = row_of(weights, mode, expert, projection, row);
     *row_exponent = r.exponent;
@@ -157,8 +200,13 @@ megamoe_status megamoe_weights_unpack(const megamoe_weights *weights, int32_t ex
     const double global = mm_weights_global(weights, expert, projection);
     const size_t columns = (size_t)mm_columns(&weights->desc, projection);
     for (int32_t index = 0; index < mm_rows(&weights->desc, projection); index++) {
+        double *to = values + (size_t)index * columns;
+        if (mm_weights_cuda_layout(weights)) {
+            unpack_cuda(weights, expert, projection, index, global, to);
+            continue;
+        }
         const struct row row = row_of(weights, MEGAMOE_NVFP4_EXACT, expert, projection, index);
-        unpack_row(&row, global, values + (size_t)index * columns);
+        unpack_row(&row, global, to);
     }
     return MEGAMOE_OK;
 }

@@ -99,7 +99,8 @@ uint8_t mm_exact_magnitudes(megamoe_format format, mm_scale scale) {
 }
 
 void mm_fold_codes(mm_scale scale, uint8_t folded[16]) {
-    const float rounded = mm_e4m3_to_f32(mm_e4m3_from_f32((float)scale_value(scale)));
+    const float factor = scale_value(scale) > MM_E4M3_MAX ? 2.0f : 1.0f;
+    const float rounded = mm_e4m3_to_f32(mm_e4m3_from_f32((float)scale_value(scale) / factor));
     for (unsigned code = 0; code < 16; code++)
-        folded[code] = mm_e4m3_from_f32(mm_e2m1_to_f32(code) * rounded);
+        folded[code] = mm_e4m3_from_f32(mm_e2m1_to_f32(code) * factor * rounded);
 }

@@ -53,7 +53,8 @@ uint8_t mm_exact_magnitudes(megamoe_format format, mm_scale scale);
 
 /*
  * The E4M3 operand of every NVFP4 code when the scale is folded into it. The row exponent has been
- * subtracted from `scale`.
+ * subtracted from `scale`; where that leaves more than 448, the group's largest code is 0.5, and
+ * codes count twice under half of the scale.
  */
 void mm_fold_codes(mm_scale scale, uint8_t folded[16]);
 

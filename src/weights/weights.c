@@ -10,7 +10,9 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "num/bf16.h"
+#include "weights/cuda_read.h"
 #include "weights/object.h"
+#include "weights/prepared.h"
 #include "weights/tile.h"
 
 const char *megamoe_format_name(megamoe_format format) {
@@ -198,6 +200,10 @@ bool megamoe_weights_prepared(const megamoe_weights *weights) {
     return weights && !weights->matrices;
 }
 
+const char *megamoe_weights_device(const megamoe_weights *weights) {
+    return megamoe_weights_prepared(weights) ? weights->kind->device : NULL;
+}
+
 const megamoe_router *megamoe_weights_router(const megamoe_weights *weights) {
     return weights ? weights->router : NULL;
 }
@@ -233,26 +239,41 @@ megamoe_nvfp4_mode megamoe_weights_nvfp4(const megamoe_weights *weights) {
 }
 
 const uint8_t *mm_weights_blob(const megamoe_weights *weights, int32_t expert) {
-    return weights->matrices ? NULL : weights->blobs + (size_t)expert * weights->layout.blob_bytes;
+    return weights->matrices ? NULL : weights->blobs + (size_t)expert * weights->blob_bytes;
+}
+
+const mm_cuda_layout *mm_weights_cuda_layout(const megamoe_weights *weights) {
+    return !weights->matrices && weights->kind->cuda ? &weights->cuda_layout : NULL;
 }
 
 float mm_weights_global(const megamoe_weights *weights, int32_t expert,
                         megamoe_projection projection) {
     if (weights->matrices)
         return mm_matrix_of(weights, expert, projection)->global_scale;
-    return mm_cpu_expert_of(&weights->layout, mm_weights_blob(weights, expert)).global[projection];
+    const size_t globals =
+        weights->kind->cuda ? weights->cuda_layout.globals_offset : weights->layout.globals_offset;
+    float global[MM_PROJECTIONS];
+    memcpy(global, mm_weights_blob(weights, expert) + globals, sizeof global);
+    return global[projection];
+}
+
+/* With biases, of prepared weights. */
+static float prepared_bias(const megamoe_weights *weights, int32_t expert,
+                           megamoe_projection projection, int32_t row) {
+    const uint8_t *blob = mm_weights_blob(weights, expert);
+    if (weights->kind->cuda)
+        return mm_cuda_read_bias(&weights->cuda_layout, blob, projection, row);
+    const mm_cpu_expert e = mm_cpu_expert_of(&weights->layout, blob);
+    const float *bias = projection == MEGAMOE_DOWN ? e.fc2_bias : e.fc1_bias;
+    return bias[mm_tile_row_index(mm_tile_row_of(projection, row))];
 }
 
 float mm_weights_bias(const megamoe_weights *weights, int32_t expert, megamoe_projection projection,
                       int32_t row) {
     if (!weights->desc.has_bias)
         return 0.0f;
-    if (!weights->matrices) {
-        const mm_cpu_expert e =
-            mm_cpu_expert_of(&weights->layout, mm_weights_blob(weights, expert));
-        const float *bias = projection == MEGAMOE_DOWN ? e.fc2_bias : e.fc1_bias;
-        return bias[mm_tile_row_index(mm_tile_row_of(projection, row))];
-    }
+    if (!weights->matrices)
+        return prepared_bias(weights, expert, projection, row);
     const megamoe_matrix *matrix = mm_matrix_of(weights, expert, projection);
     const uint8_t *element = (const uint8_t *)matrix->bias + (size_t)row * matrix->bias_stride;
     if (matrix->bias_dtype == MEGAMOE_DTYPE_BF16) {

@@ -76,6 +76,7 @@ class Inspect(Case):
         a = self.good_json("inspect", checkpoint)["layers"][0]
         b = self.good_json("inspect", file)
         self.assertTrue(b["prepared"])
+        self.assertEqual((b["device"], b["form"]), ("cpu", "exact"))
         for key in ["layer", "format", "hidden", "intermediate", "experts", "topk", "router"]:
             self.assertEqual(a[key], b["layers"][0][key])
 
@@ -102,6 +103,7 @@ class Prepare(Case):
         checkpoint = self.synth("deepseek-v3", "--layers", "2")
         file = self.path("l.mmoe")
         self.fails(2, ["--out"], "prepare", checkpoint, "--layer", 3)
+        self.fails(2, ["--device", "tpu"], "prepare", checkpoint, "--device", "tpu", "--out", file)
         self.fails(2, ["--layer", "some"], "prepare", checkpoint, "--layer", "some", "--out", file)
         self.fails(2, ["2 expert layers"], "prepare", checkpoint, "--out", file)
         self.fails(2, [self.path("no/l")], "prepare", checkpoint, "--layer", 3, "--out",
@@ -109,6 +111,41 @@ class Prepare(Case):
         self.assertFalse(os.path.exists(file))
         self.good("prepare", checkpoint, "--layer", 3, "--out", file)
         self.fails(2, [file, "already"], "prepare", file, "--out", self.path("again"))
+
+    def test_cuda(self):
+        """Packing for the GPU needs none."""
+        for model, form in [("deepseek-v4-flash", "exact"), ("qwen3-30b-a3b", "exact"),
+                            ("qwen3-30b-a3b", "folded")]:
+            with self.subTest((model, form)):
+                checkpoint = self.synth(model, name=f"{model}-{form}")
+                file = self.path(f"{model}-{form}.mmoe")
+                made = self.good_json("prepare", checkpoint, "--device", "cuda", "--nvfp4", form,
+                                      "--round-outside-window", "--out", file)
+                self.assertEqual((made["device"], made["nvfp4"]), ("cuda", form))
+                self.assertTrue(self.good_json("verify", file)["whole"])
+                report = self.good_json("inspect", file)
+                self.assertEqual((report["device"], report["form"]), ("cuda", form))
+                self.assertIn("for cuda", self.good("inspect", file))
+                damage(file, os.path.getsize(file) // 2)
+                self.fails(1, [file], "verify", file)
+
+    def test_outside_the_window(self):
+        checkpoint = self.synth("deepseek-v4-flash")
+        model = os.path.join(checkpoint, "model.safetensors")
+        tensors = read_safetensors(model)
+        name = "layers.0.ffn.experts.4.w1.scale"
+        dtype, shape, data = tensors[name]
+        tensors[name] = (dtype, shape, data[:77] + bytes([data[77] - 60]) + data[78:])
+        write_safetensors(model, tensors)
+        file = self.path("l.mmoe")
+        self.fails(2, [name, "binades below", "groups outside: 1"], "prepare", checkpoint,
+                   "--device", "cuda", "--out", file)
+        self.assertFalse(os.path.exists(file))
+        self.good("prepare", checkpoint, "--out", file)
+        self.fails(2, ["round_outside_window", "cpu"], "prepare", checkpoint, "--out", file,
+                   "--round-outside-window")
+        self.good("prepare", checkpoint, "--device", "cuda", "--round-outside-window", "--out",
+                  file)
 
     def test_no_temporary_files_are_left(self):
         checkpoint = self.synth()

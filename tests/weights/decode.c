@@ -174,10 +174,12 @@ static void check_row(const megamoe_weights *weights, megamoe_nvfp4_mode mode,
     }
 }
 
-static void check_rows(const layer_shape *shape, megamoe_nvfp4_mode mode, t_random *random) {
+static void check_rows(const layer_shape *shape, const char *device, megamoe_nvfp4_mode mode,
+                       t_random *random) {
     test_layer random_layer = layer_random(shape, random);
     megamoe_weights *weights = weights_of(&random_layer);
     megamoe_prepare_options options = MEGAMOE_INIT(megamoe_prepare_options);
+    options.device = device;
     options.nvfp4 = mode;
     options.threads = 1;
     const char *path = t_path("rows");
@@ -214,10 +216,26 @@ T_CASE(rows_as_operands) {
     };
     t_random random = t_random_start(4);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        check_rows(&shapes[i], MEGAMOE_NVFP4_EXACT, &random);
-        if (shapes[i].format == MEGAMOE_FORMAT_NVFP4)
-            check_rows(&shapes[i], MEGAMOE_NVFP4_FOLDED, &random);
+        check_rows(&shapes[i], "cpu", MEGAMOE_NVFP4_EXACT, &random);
+        if (shapes[i].format != MEGAMOE_FORMAT_NVFP4)
+            continue;
+        check_rows(&shapes[i], "cpu", MEGAMOE_NVFP4_FOLDED, &random);
+        check_rows(&shapes[i], "cuda", MEGAMOE_NVFP4_FOLDED, &random);
     }
+}
+
+/* The scales of a row lie close enough for the GPU's operands. */
+T_CASE(rows_as_operands_of_the_gpu) {
+    static const layer_shape shapes[] = {
+        {MEGAMOE_FORMAT_MXFP4, 96, 288, 3, MEGAMOE_DTYPE_BF16, 118, 132},
+        {MEGAMOE_FORMAT_MXFP4, 416, 64, 2, MEGAMOE_DTYPE_NONE, 200, 214},
+        {MEGAMOE_FORMAT_MXFP4, 32, 160, 2, MEGAMOE_DTYPE_F32, 40, 54},
+        {MEGAMOE_FORMAT_NVFP4, 48, 80, 2, MEGAMOE_DTYPE_F32, 40, 126},
+        {MEGAMOE_FORMAT_NVFP4, 272, 144, 2, MEGAMOE_DTYPE_NONE, 1, 70},
+    };
+    t_random random = t_random_start(5);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        check_rows(&shapes[i], "cuda", MEGAMOE_NVFP4_EXACT, &random);
 }
 
 T_CASE(row_exponents_end_at_96) {

@@ -239,10 +239,10 @@ int brute_row_exponent(const test_layer *layer, megamoe_nvfp4_mode mode, int32_t
 double folded_value(const test_layer *layer, int32_t expert, megamoe_projection projection,
                     int32_t row, int32_t k) {
     const int exponent = brute_row_exponent(layer, MEGAMOE_NVFP4_FOLDED, expert, projection, row);
-    const double scale =
-        round_to_e4m3(ldexp(layer_block_scale(layer, expert, projection, row, k), -exponent));
-    const double operand =
-        round_to_e4m3(decode_e2m1(layer_code(layer, expert, projection, row, k)) * scale);
+    const double scale = ldexp(layer_block_scale(layer, expert, projection, row, k), -exponent);
+    const double code = decode_e2m1(layer_code(layer, expert, projection, row, k));
+    const double operand = scale > 448.0 ? round_to_e4m3(2 * code * round_to_e4m3(scale / 2))
+                                         : round_to_e4m3(code * round_to_e4m3(scale));
     return ldexp(operand, exponent) * global_of(layer, expert, projection);
 }
 

@@ -39,12 +39,12 @@ static megamoe_router *router_of(const megamoe_layer_desc *desc) {
     return router;
 }
 
-static void prepare(const test_layer *layer, const megamoe_router *router, megamoe_nvfp4_mode mode,
-                    int32_t threads, const char *path) {
+static void prepare(const test_layer *layer, const megamoe_router *router, const char *device,
+                    megamoe_nvfp4_mode mode, int32_t threads, const char *path) {
     megamoe_weights *weights;
     T_OK(megamoe_weights_from_tensors(&layer->desc, layer->matrices, &weights));
     megamoe_prepare_options options = MEGAMOE_INIT(megamoe_prepare_options);
-    options.device = "cpu";
+    options.device = device;
     options.nvfp4 = mode;
     options.threads = threads;
     T_OK(megamoe_weights_prepare(weights, router, &options, path));
@@ -52,11 +52,12 @@ static void prepare(const test_layer *layer, const megamoe_router *router, megam
 }
 
 /* A file with a router, in memory; the caller frees. */
-static uint8_t *prepared_bytes(const layer_shape *shape, megamoe_nvfp4_mode mode, size_t *bytes) {
+static uint8_t *prepared_bytes(const layer_shape *shape, const char *device,
+                               megamoe_nvfp4_mode mode, size_t *bytes) {
     t_random random = t_random_start(41);
     test_layer layer = layer_random(shape, &random);
     megamoe_router *router = router_of(&layer.desc);
-    prepare(&layer, router, mode, 1, t_path("made"));
+    prepare(&layer, router, device, mode, 1, t_path("made"));
     megamoe_router_close(router);
     layer_free(&layer);
     return t_read_file(t_path("made"), bytes);
@@ -108,15 +109,17 @@ static void check_desc(const megamoe_layer_desc *found, const megamoe_layer_desc
     T_EQ_INT(found->has_bias, wanted->has_bias);
 }
 
-static void check_round_trip(const layer_shape *shape, megamoe_nvfp4_mode mode, bool with_router,
-                             t_random *random) {
+static void check_round_trip(const layer_shape *shape, const char *device, megamoe_nvfp4_mode mode,
+                             bool with_router, t_random *random) {
     test_layer layer = layer_random(shape, random);
     megamoe_router *router = with_router ? router_of(&layer.desc) : NULL;
     const char *path = t_path("round-trip");
-    prepare(&layer, router, mode, 2, path);
+    prepare(&layer, router, device, mode, 2, path);
     megamoe_weights *weights;
     T_OK(megamoe_weights_open(path, &weights));
     T_CHECK(megamoe_weights_prepared(weights));
+    T_EQ_STR(megamoe_weights_device(weights), device);
+    T_CHECK((mm_weights_cuda_layout(weights) != NULL) == (strcmp(device, "cuda") == 0));
     T_EQ_INT(megamoe_weights_nvfp4(weights), mode);
     megamoe_layer_desc desc = MEGAMOE_INIT(megamoe_layer_desc);
     T_OK(megamoe_weights_describe(weights, &desc));
@@ -160,9 +163,28 @@ T_CASE(round_trip) {
     };
     t_random random = t_random_start(42);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        check_round_trip(&shapes[i], MEGAMOE_NVFP4_EXACT, i % 2 == 0, &random);
+        check_round_trip(&shapes[i], "cpu", MEGAMOE_NVFP4_EXACT, i % 2 == 0, &random);
         if (shapes[i].format == MEGAMOE_FORMAT_NVFP4)
-            check_round_trip(&shapes[i], MEGAMOE_NVFP4_FOLDED, i % 2 == 1, &random);
+            check_round_trip(&shapes[i], "cpu", MEGAMOE_NVFP4_FOLDED, i % 2 == 1, &random);
+    }
+}
+
+/* Scales that lie in the window of the GPU's operands, whatever their codes. */
+T_CASE(round_trip_cuda) {
+    static const layer_shape shapes[] = {
+        {MEGAMOE_FORMAT_MXFP4, 64, 96, 3, MEGAMOE_DTYPE_BF16, 118, 132},
+        {MEGAMOE_FORMAT_MXFP4, 288, 160, 1, MEGAMOE_DTYPE_NONE, 118, 132},
+        {MEGAMOE_FORMAT_MXFP4, 2880, 32, 2, MEGAMOE_DTYPE_F32, 118, 132},
+        {MEGAMOE_FORMAT_NVFP4, 48, 80, 5, MEGAMOE_DTYPE_F32, 40, 126},
+        {MEGAMOE_FORMAT_NVFP4, 336, 240, 1, MEGAMOE_DTYPE_NONE, 40, 126},
+    };
+    t_random random = t_random_start(47);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        layer_shape shape = shapes[i];
+        check_round_trip(&shape, "cuda", MEGAMOE_NVFP4_EXACT, i % 2 == 0, &random);
+        shape.scale_min = 1;
+        if (shape.format == MEGAMOE_FORMAT_NVFP4)
+            check_round_trip(&shape, "cuda", MEGAMOE_NVFP4_FOLDED, i % 2 == 1, &random);
     }
 }
 
@@ -174,7 +196,7 @@ T_CASE(file_does_not_depend_on_threads) {
     size_t bytes[3];
     uint8_t *data[3];
     for (int i = 0; i < 3; i++) {
-        prepare(&layer, NULL, MEGAMOE_NVFP4_EXACT, 1 + 2 * i, t_path("threads"));
+        prepare(&layer, NULL, "cpu", MEGAMOE_NVFP4_EXACT, 1 + 2 * i, t_path("threads"));
         data[i] = t_read_file(t_path("threads"), &bytes[i]);
         T_EQ_INT((int64_t)bytes[i], (int64_t)bytes[0]);
         T_EQ_MEM(data[i], data[0], bytes[0]);
@@ -188,7 +210,7 @@ T_CASE(file_does_not_depend_on_threads) {
 T_CASE(folding_leaves_mxfp4_alone) {
     t_random random = t_random_start(44);
     test_layer layer = layer_random(&small_mxfp4, &random);
-    prepare(&layer, NULL, MEGAMOE_NVFP4_FOLDED, 1, t_path("mxfp4"));
+    prepare(&layer, NULL, "cpu", MEGAMOE_NVFP4_FOLDED, 1, t_path("mxfp4"));
     megamoe_weights *weights;
     T_OK(megamoe_weights_open(t_path("mxfp4"), &weights));
     check_unpacked(weights, &layer, layer_value);
@@ -196,9 +218,9 @@ T_CASE(folding_leaves_mxfp4_alone) {
     layer_free(&layer);
 }
 
-T_CASE(every_truncation_is_refused) {
+static void check_truncations(const char *device) {
     size_t bytes;
-    uint8_t *data = prepared_bytes(&small_nvfp4, MEGAMOE_NVFP4_EXACT, &bytes);
+    uint8_t *data = prepared_bytes(&small_nvfp4, device, MEGAMOE_NVFP4_FOLDED, &bytes);
     const size_t header_end = header_of(data).fields.extents.blobs_offset;
     for (size_t n = 0; n <= header_end; n += 512) {
         megamoe_weights *weights;
@@ -219,9 +241,47 @@ T_CASE(every_truncation_is_refused) {
     free(data);
 }
 
+T_CASE(every_truncation_is_refused) {
+    check_truncations("cpu");
+    check_truncations("cuda");
+}
+
+/* The header hash holds; a layout belongs to its device. */
+T_CASE(names_of_devices_and_layouts) {
+    static const struct {
+        const char *device, *layout, *wrong;
+    } names[] = {{"cuda", "frag64-k128", NULL},
+                 {"cuda", "tile32-k128", "tile32-k128"},
+                 {"cuda", "frag64-k12", "frag64-k12"},
+                 {"cpu", "frag64-k128", "frag64-k128"},
+                 {"cpu", "tile32-k128", "hidden_k"}, /* of the other layout */
+                 {"cud", "frag64-k128", "\"cud\""},
+                 {"cuda:0", "frag64-k128", "\"cuda:0\""},
+                 {"", "", "device \"\""},
+                 {"0123456789abcdef", "frag64-k128", "\"0123456789abcdef\""}};
+    size_t bytes;
+    uint8_t *data = prepared_bytes(&small_nvfp4, "cuda", MEGAMOE_NVFP4_FOLDED, &bytes);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        mm_prepared_header header = header_of(data);
+        memset(header.fields.device, 0, sizeof header.fields.device);
+        memset(header.fields.layout, 0, sizeof header.fields.layout);
+        memcpy(header.fields.device, names[i].device, strlen(names[i].device));
+        memcpy(header.fields.layout, names[i].layout, strlen(names[i].layout));
+        mm_prepared_seal(&header);
+        memcpy(data, &header, sizeof header);
+        megamoe_weights *weights;
+        const megamoe_status status = open_bytes(data, bytes, &weights);
+        T_CHECK_MSG((status == MEGAMOE_OK) == (names[i].wrong == NULL), "%zu", i);
+        if (names[i].wrong)
+            T_CONTAINS(megamoe_last_error(), names[i].wrong);
+        megamoe_weights_close(weights);
+    }
+    free(data);
+}
+
 T_CASE(every_flipped_byte_is_found) {
     size_t bytes;
-    uint8_t *data = prepared_bytes(&small_mxfp4, MEGAMOE_NVFP4_EXACT, &bytes);
+    uint8_t *data = prepared_bytes(&small_mxfp4, "cpu", MEGAMOE_NVFP4_EXACT, &bytes);
     const mm_prepared_extents extents = header_of(data).fields.extents;
     const uint64_t hashes_end = extents.hashes_offset + 3 * sizeof(mm_hash);
     const uint64_t router_end = extents.router_offset + extents.router_bytes;
@@ -346,7 +406,7 @@ T_CASE(hostile_fields) {
 #undef FIELD
     };
     size_t bytes;
-    uint8_t *data = prepared_bytes(&small_nvfp4, MEGAMOE_NVFP4_EXACT, &bytes);
+    uint8_t *data = prepared_bytes(&small_nvfp4, "cpu", MEGAMOE_NVFP4_EXACT, &bytes);
     const mm_prepared_header original = header_of(data);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         mm_prepared_header header = original;
@@ -366,7 +426,7 @@ T_CASE(hostile_fields) {
 /* A router so large that the offsets after it wrap and fit the file again. */
 T_CASE(router_size_that_wraps) {
     size_t bytes;
-    uint8_t *data = prepared_bytes(&small_nvfp4, MEGAMOE_NVFP4_EXACT, &bytes);
+    uint8_t *data = prepared_bytes(&small_nvfp4, "cpu", MEGAMOE_NVFP4_EXACT, &bytes);
     mm_prepared_header header = header_of(data);
     mm_prepared_extents *extents = &header.fields.extents;
     extents->router_bytes = (uint64_t)-4096;
@@ -382,16 +442,20 @@ T_CASE(router_size_that_wraps) {
 
 /* Whatever a blob holds, it can be read. */
 T_CASE(arbitrary_blobs) {
+    static const layer_shape window = {MEGAMOE_FORMAT_NVFP4, 48, 80, 3, 0, 40, 126};
     const struct {
         const layer_shape *shape;
+        const char *device;
         megamoe_nvfp4_mode mode;
-    } kinds[] = {{&small_mxfp4, MEGAMOE_NVFP4_EXACT},
-                 {&small_nvfp4, MEGAMOE_NVFP4_EXACT},
-                 {&small_nvfp4, MEGAMOE_NVFP4_FOLDED}};
+    } kinds[] = {{&small_mxfp4, "cpu", MEGAMOE_NVFP4_EXACT},
+                 {&small_nvfp4, "cpu", MEGAMOE_NVFP4_EXACT},
+                 {&small_nvfp4, "cpu", MEGAMOE_NVFP4_FOLDED},
+                 {&window, "cuda", MEGAMOE_NVFP4_EXACT},
+                 {&small_nvfp4, "cuda", MEGAMOE_NVFP4_FOLDED}};
     t_random random = t_random_start(45);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         size_t bytes;
-        uint8_t *data = prepared_bytes(kinds[i].shape, kinds[i].mode, &bytes);
+        uint8_t *data = prepared_bytes(kinds[i].shape, kinds[i].device, kinds[i].mode, &bytes);
         for (size_t at = header_of(data).fields.extents.blobs_offset; at < bytes; at++)
             data[at] = (uint8_t)t_u64(&random);
         megamoe_weights *weights;
@@ -406,7 +470,7 @@ T_CASE(arbitrary_blobs) {
 /* A router that is not the layer's, though every hash holds. */
 T_CASE(hostile_router) {
     size_t bytes;
-    uint8_t *data = prepared_bytes(&small_nvfp4, MEGAMOE_NVFP4_EXACT, &bytes);
+    uint8_t *data = prepared_bytes(&small_nvfp4, "cpu", MEGAMOE_NVFP4_EXACT, &bytes);
     mm_prepared_header header = header_of(data);
     uint8_t *router = data + header.fields.extents.router_offset;
     const size_t n = header.fields.extents.router_bytes;
@@ -437,7 +501,7 @@ T_CASE(prepare_refusals) {
     const char *directory = t_path("out");
     T_REQUIRE(mkdir(directory, 0777) == 0);
     const char *path = t_path("out/file");
-    options.device = "cuda";
+    options.device = "cuda:0";
     T_STATUS(megamoe_weights_prepare(weights, NULL, &options, path), MEGAMOE_EUNSUPPORTED);
     T_CONTAINS(megamoe_last_error(), "cuda");
     options.device = NULL;
@@ -470,7 +534,55 @@ T_CASE(prepare_refusals) {
         T_CONTAINS(megamoe_last_error(), "groups outside: 4");
     }
     T_EQ_INT(entries(directory), 3); /* ., .. and folder */
+    options.round_outside_window = true;
+    T_STATUS(megamoe_weights_prepare(weights, NULL, &options, path), MEGAMOE_EINVAL);
+    T_CONTAINS(megamoe_last_error(), "\"cpu\"");
+    T_CHECK(megamoe_weights_device(weights) == NULL && megamoe_weights_device(NULL) == NULL);
     T_STATUS(megamoe_weights_verify(weights, (megamoe_progress){0}), MEGAMOE_EUNSUPPORTED);
+    megamoe_weights_close(weights);
+    layer_free(&layer);
+}
+
+/* For the GPU: what it cannot hold is counted, or rounded by name. */
+T_CASE(prepare_outside_the_window) {
+    const layer_shape shape = {MEGAMOE_FORMAT_MXFP4, 64, 96, 3, MEGAMOE_DTYPE_BF16, 120, 125};
+    t_random random = t_random_start(48);
+    test_layer layer = layer_random(&shape, &random);
+    /* Code 6 under 2^(140 - 127) has the operand 6 * 2^6; the next block lies 13 binades below. */
+    for (int32_t expert = 0; expert < 3; expert += 2) {
+        uint8_t *codes = layer_codes(&layer, expert, MEGAMOE_DOWN, 9);
+        uint8_t *scales = layer_scales(&layer, expert, MEGAMOE_DOWN, 9);
+        memset(codes, 0x77, 16);
+        memset(codes + 16, 0x55, 32);
+        scales[0] = 140;
+        scales[1] = 140 - 6 - 13;
+        scales[2] = 140 - 6 - 7;
+    }
+    megamoe_weights *weights;
+    T_OK(megamoe_weights_from_tensors(&layer.desc, layer.matrices, &weights));
+    megamoe_prepare_options options = MEGAMOE_INIT(megamoe_prepare_options);
+    options.device = "cuda";
+    options.threads = 2;
+    const char *path = t_path("outside");
+    T_STATUS(megamoe_weights_prepare(weights, NULL, &options, path), MEGAMOE_EINEXACT);
+    T_CONTAINS(megamoe_last_error(), "expert 0 down scales: row 9, block 1");
+    T_CONTAINS(megamoe_last_error(), "13 binades below");
+    T_CONTAINS(megamoe_last_error(), "round_outside_window");
+    T_CONTAINS(megamoe_last_error(), "groups outside: 2");
+    options.round_outside_window = true;
+    T_OK(megamoe_weights_prepare(weights, NULL, &options, path));
+    megamoe_weights *prepared;
+    T_OK(megamoe_weights_open(path, &prepared));
+    double *values = malloc(sizeof *values * 64 * 96);
+    T_REQUIRE(values);
+    T_OK(megamoe_weights_unpack(prepared, 2, MEGAMOE_DOWN, values));
+    for (int32_t k = 0; k < 96; k++) {
+        /* 3 * 2^-13 is 3/16 of the smallest operand, 2^-9. */
+        const double wanted = k / 32 == 1 ? 0.0 : layer_value(&layer, 2, MEGAMOE_DOWN, 9, k);
+        T_EQ_F64(values[9 * 96 + k], wanted);
+    }
+    free(values);
+    megamoe_weights_close(prepared);
     megamoe_weights_close(weights);
     layer_free(&layer);
 }

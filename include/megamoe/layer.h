@@ -16,6 +16,24 @@
  * of range, an overflowing pool, layers that differ between ranks, a deadline, a lost peer) is
  * agreed between the ranks, leaves y unwritten, and is read by megamoe_workspace_status or
  * returned, once, by the next call on that workspace.
+ *
+ * On a CUDA device
+ *   - x, ids, weights, y and the workspace's views are memory of that device. Rows that begin at
+ *     multiples of 16 bytes are the fastest.
+ *   - `stream` is a CUstream (or cudaStream_t) of the device's primary context; NULL is its default
+ *     stream. stage, commit_staged and forward enqueue their work there and return without waiting
+ *     for it. What they read and write is theirs until the stream has passed them. Calls on one
+ *     workspace are ordered by the caller: by one stream, or by events between streams.
+ *   - What the device finds is seen once it has got there: synchronize the stream, then ask
+ *     megamoe_workspace_status, which does not wait.
+ *   - After megamoe_prewarm stage, commit_staged and forward allocate and load nothing and may be
+ *     captured in a graph; without it they may not. A capture fixes n_tokens, the pointers, the
+ *     workspace and the layer, which stay open until the last replay; the buffers' contents are
+ *     those of each replay. A forward captured without its stage computes what was staged last,
+ *     which must have the same n_tokens.
+ *   - The ranks of a communicator are on one GPU. Folded ranks run in one launch. Ranks that are
+ *     threads launch on streams of their own, which do not wait for the default stream, and wait
+ *     for each other inside: max_ctas of megamoe_device_options makes room for all of them.
  */
 #ifndef MEGAMOE_LAYER_H
 #define MEGAMOE_LAYER_H
@@ -45,7 +63,7 @@ typedef struct megamoe_layer_options {
     bool weight_after_fc2;    /* multiply the routing weight in after FC2 instead of before */
     megamoe_nvfp4_mode nvfp4; /* for weights in checkpoint form; prepared ones have it fixed */
     /*
-     * Copy this rank's experts of prepared weights into huge pages instead of using the mapped
+     * CPU: copy this rank's experts of prepared weights into huge pages instead of using the mapped
      * file: faster to read where the system maps files in small pages, but this process's own.
      */
     bool copy_prepared;
@@ -57,19 +75,28 @@ typedef struct megamoe_layer_options {
      */
     const int32_t *physical_to_logical;
     int32_t physical_experts;
+    /*
+     * CUDA, weights in checkpoint form (prepared ones have it decided): as round_outside_window of
+     * megamoe_prepare_options, instead of failing.
+     */
+    bool round_outside_window;
+    megamoe_progress progress; /* of packing, copying or uploading, in bytes of packed weights */
 } megamoe_layer_options;
 
 /*
- * Packs or maps this rank's experts. The layer keeps prepared weights mapped unless it is to copy
- * them; from weights in checkpoint form it makes its own copy. `options` may be NULL.
- * Owns: the caller closes *layer; `weights` may be closed at once.
- * Returns: MEGAMOE_EINVAL, MEGAMOE_EINEXACT, MEGAMOE_EUNSUPPORTED, MEGAMOE_ENOMEM.
+ * Packs, maps or uploads this rank's experts, and blocks until that is done. On the CPU the layer
+ * keeps prepared weights mapped unless it is to copy them; otherwise it has a copy of its own.
+ * Weights in checkpoint form are packed by the threads of the device. `options` may be NULL.
+ * Owns: the caller closes *layer before `device`; `weights` may be closed at once.
+ * Returns: MEGAMOE_EINVAL, MEGAMOE_EINEXACT (groups that the device cannot hold exactly),
+ * MEGAMOE_EUNSUPPORTED (weights prepared for another kind of device), MEGAMOE_ENOMEM,
+ * MEGAMOE_EDEVICE.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status
 megamoe_layer_create(megamoe_comm *comm, megamoe_device *device, const megamoe_weights *weights,
                      const megamoe_layer_options *options, megamoe_layer **layer);
 
-/* Accepts NULL. */
+/* Accepts NULL. On a CUDA device it waits for the forwards that use it. */
 MEGAMOE_API void megamoe_layer_close(megamoe_layer *layer);
 
 /* Bytes of packed weights that this rank holds. */
@@ -92,36 +119,56 @@ typedef struct megamoe_shape {
     int32_t hidden;
     int32_t intermediate;
     int32_t experts; /* logical */
-    int32_t topk;    /* slots per token, 1..64 */
+    int32_t topk;    /* slots per token, 1..64; CUDA: 1..16 */
     megamoe_input_scale input_scale;
-    int32_t physical_experts; /* 0: equal to experts */
+    int32_t physical_experts; /* 0: equal to experts; CUDA: at most 1024 */
 } megamoe_shape;
 
 typedef struct megamoe_capacity {
     size_t struct_size;
-    int64_t tokens;      /* per rank; at least 1 */
-    int64_t pool_rows;   /* routes that one rank can receive; 0: ranks * tokens * topk, the bound */
+    int64_t tokens; /* per rank; at least 1 */
+    /*
+     * Routes that one rank can receive; more in one forward are an agreed MEGAMOE_ECAPACITY.
+     * 0: the bound, ranks * tokens * topk; on CUDA at most 2 * tokens * topk of it, twice an even
+     * share. On the CPU rows take memory only once they are used, on CUDA from the beginning.
+     */
+    int64_t pool_rows;
     int32_t deadline_ms; /* of waits between ranks inside a forward; 0: 30000 */
 } megamoe_capacity;
 
 /*
- * Collective. Owns: the caller closes *workspace before `comm` and `device`.
- * Returns: MEGAMOE_EINVAL (also where ranks disagree about shape or capacity, naming the field),
- * MEGAMOE_ENOMEM, MEGAMOE_EPEER.
+ * Collective. All ranks are on the CPU, or all on CUDA devices (at most 64, folded 8).
+ * Owns: the caller closes *workspace before `comm` and `device`.
+ * Returns: MEGAMOE_EINVAL (also where ranks disagree about device, shape or capacity, naming the
+ * field), MEGAMOE_EUNSUPPORTED (ranks on different GPUs), MEGAMOE_ENOMEM, MEGAMOE_EPEER,
+ * MEGAMOE_EDEVICE.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status
 megamoe_workspace_create(megamoe_comm *comm, megamoe_device *device, const megamoe_shape *shape,
                          const megamoe_capacity *capacity, megamoe_workspace **workspace);
 
-/* Accepts NULL. Not collective, but no rank may be inside a forward of it. */
+/*
+ * Accepts NULL. Not collective, but no rank may be inside a forward of it. On a CUDA device it
+ * waits for this rank's work.
+ */
 MEGAMOE_API void megamoe_workspace_close(megamoe_workspace *workspace);
 
-/* Bytes of memory reserved by this rank's workspace. */
+/* Bytes reserved by this rank's workspace, in the memory of its device. */
 MEGAMOE_API uint64_t megamoe_workspace_bytes(const megamoe_workspace *workspace);
 
 /*
- * Checks that layer and workspace fit and backs their pages with memory, so that the first forward
- * costs what later ones do. Forwards allocate nothing, with or without it.
+ * What these bytes are for: *what gets a few words, which are never freed, *bytes the size of part
+ * `index`, from 0. The parts differ between devices and add up to megamoe_workspace_bytes.
+ * Returns: whether there is a part of that index.
+ */
+MEGAMOE_API bool megamoe_workspace_part(const megamoe_workspace *workspace, int32_t index,
+                                        const char **what, uint64_t *bytes);
+
+/*
+ * Checks that layer and workspace fit and makes the first forward cost what later ones do. On the
+ * CPU it backs their pages with memory; forwards allocate nothing, with or without it. On a CUDA
+ * device it loads the kernels for any number of tokens; there all ranks of a folded communicator
+ * have created their workspaces before (else MEGAMOE_ESTATE).
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_prewarm(megamoe_layer *layer,
                                                            megamoe_workspace *workspace);
@@ -130,8 +177,8 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_prewarm(megamoe_layer *layer,
  * Takes a batch: x BF16 [n, hidden] (row stride a multiple of 8 elements), topk_ids I32 or I64
  * [n, topk] (-1 masks a slot), topk_weights F32 or BF16 [n, topk]. The views may be NULL when
  * n_tokens is 0. `stream`: NULL on the CPU.
- * Returns: MEGAMOE_ECAPACITY (n_tokens beyond the capacity; nothing is staged), MEGAMOE_EINVAL, or
- * the pending error of an earlier forward.
+ * Returns: MEGAMOE_ECAPACITY (n_tokens beyond the capacity; nothing is staged), MEGAMOE_EINVAL,
+ * MEGAMOE_EDEVICE, or the pending error of an earlier forward.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_stage(megamoe_workspace *workspace,
                                                          const megamoe_view *x,
@@ -139,7 +186,10 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_stage(megamoe_workspace *work
                                                          const megamoe_view *topk_weights,
                                                          int64_t n_tokens, void *stream);
 
-/* Where a caller writes a batch by itself: codes, scales, ids and weights of `tokens` rows. */
+/*
+ * Where a caller writes a batch by itself: codes, scales, ids and weights of `tokens` rows, in the
+ * memory of the device. Strides differ between devices.
+ */
 typedef struct megamoe_workspace_views {
     size_t struct_size;
     megamoe_view codes;        /* E4M3 [tokens, hidden], natural order */
@@ -159,10 +209,11 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_commit_staged(megamoe_workspa
 /*
  * Computes the staged batch; collective. y: BF16 [n, hidden] with n at least the staged tokens, or
  * NULL when there are none. A batch stays staged and may be computed again, by another layer too.
- * Blocks on the CPU until y is written.
+ * Blocks on the CPU until y is written; on a CUDA device it enqueues one launch.
  * Returns: MEGAMOE_EINVAL, MEGAMOE_ESTATE (nothing staged; the workspace is dead after a deadline
- * or abort), MEGAMOE_ETIMEDOUT or MEGAMOE_EPEER (waiting for the other ranks ended so just now), or
- * the pending error of an earlier forward. Allocates nothing.
+ * or abort), MEGAMOE_ETIMEDOUT or MEGAMOE_EPEER (waiting for the other ranks ended so just now; a
+ * CUDA device leaves them pending), MEGAMOE_EUNSUPPORTED (a CUDA device without room for the
+ * launch), MEGAMOE_EDEVICE, or the pending error of an earlier forward. Allocates nothing.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_forward(megamoe_layer *layer,
                                                            megamoe_workspace *workspace,
@@ -177,6 +228,7 @@ typedef struct megamoe_forward_call {
 
 /*
  * The forwards of all ranks of a folded communicator, called by one thread: calls[r] is rank r's.
+ * On a CUDA device they are one launch, on the stream that all calls name.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_forward_group(const megamoe_forward_call *calls,
                                                                  int32_t n);
@@ -203,7 +255,9 @@ typedef struct megamoe_workspace_detail {
 } megamoe_workspace_detail;
 
 /*
- * The pending error of this workspace, which this call clears (a dead workspace stays dead).
+ * The pending error of this workspace, which this call clears (a dead workspace stays dead). It
+ * does not wait: a CUDA device may find more later. Without an error detail->epoch is that of the
+ * last forward that was begun; replays of a graph are not counted there.
  * Returns the status that *detail holds. `detail` may be NULL.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status
@@ -211,10 +265,30 @@ megamoe_workspace_status(megamoe_workspace *workspace, megamoe_workspace_detail 
 
 /*
  * Routes that the physical experts of this rank received in the last forward, in their order.
- * counts holds n entries; n must be the number of physical experts of this rank.
+ * counts holds n entries in host memory; n must be the number of physical experts of this rank.
+ * Waits for a CUDA device to finish.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status
 megamoe_workspace_receive_counts(const megamoe_workspace *workspace, int64_t *counts, int32_t n);
+
+/*
+ * Where the time of this rank's last forward went: means over its thread blocks, which together
+ * make up total_us.
+ */
+typedef struct megamoe_workspace_times {
+    size_t struct_size;
+    double begin_us;    /* counting, agreeing with the other ranks */
+    double dispatch_us; /* until the tokens of a block's first tile were there */
+    double fc1_us;      /* its FC1 tiles, waiting for their tokens included */
+    double fc2_us;      /* its FC2 tiles, waiting for FC1 included */
+    double combine_us;  /* from its last tile to its last summed token */
+    double idle_us;     /* before it began and after it ended, while others worked */
+    double total_us;    /* from the first block's beginning to the last one's end */
+} megamoe_workspace_times;
+
+/* CUDA devices only, else MEGAMOE_EUNSUPPORTED. Waits for the device. */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status
+megamoe_workspace_get_times(const megamoe_workspace *workspace, megamoe_workspace_times *times);
 
 #ifdef __cplusplus
 }

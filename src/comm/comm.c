@@ -32,6 +32,7 @@ struct group {
     pthread_cond_t changed;
     int32_t open; /* ranks that are not closed */
     struct mm_meeting *meetings;
+    mm_abort_watch *watches;
 };
 
 struct megamoe_comm {
@@ -130,7 +131,9 @@ void megamoe_comm_abort(megamoe_comm *comm) {
         return;
     struct group *group = comm->group;
     pthread_mutex_lock(&group->lock);
-    atomic_store_explicit(&group->aborted, true, memory_order_release);
+    const bool first = !atomic_exchange_explicit(&group->aborted, true, memory_order_acq_rel);
+    for (const mm_abort_watch *w = group->watches; first && w; w = w->next)
+        w->fn(w->user);
     pthread_cond_broadcast(&group->changed);
     pthread_mutex_unlock(&group->lock);
 }
@@ -141,6 +144,27 @@ bool mm_comm_folded(const megamoe_comm *comm) {
 
 bool mm_comm_aborted(const megamoe_comm *comm) {
     return atomic_load_explicit(&comm->group->aborted, memory_order_acquire);
+}
+
+void mm_comm_watch(megamoe_comm *comm, mm_abort_watch *watch) {
+    struct group *group = comm->group;
+    pthread_mutex_lock(&group->lock);
+    watch->next = group->watches;
+    group->watches = watch;
+    if (mm_comm_aborted(comm))
+        watch->fn(watch->user);
+    pthread_mutex_unlock(&group->lock);
+}
+
+void mm_comm_unwatch(megamoe_comm *comm, mm_abort_watch *watch) {
+    struct group *group = comm->group;
+    pthread_mutex_lock(&group->lock);
+    mm_abort_watch **link = &group->watches;
+    while (*link && *link != watch)
+        link = &(*link)->next;
+    if (*link)
+        *link = watch->next;
+    pthread_mutex_unlock(&group->lock);
 }
 
 static mm_meeting *find_meeting(struct group *group, uint64_t number) {
@@ -236,13 +260,4 @@ void mm_meeting_leave(megamoe_comm *comm, mm_meeting *meeting) {
     pthread_mutex_lock(&group->lock);
     leave_locked(group, meeting);
     pthread_mutex_unlock(&group->lock);
-}
-
-int32_t mm_share_start(int32_t n, int32_t rank, int32_t size) {
-    const int32_t longer = n % size;
-    return rank * (n / size) + (rank < longer ? rank : longer);
-}
-
-int32_t mm_share_count(int32_t n, int32_t rank, int32_t size) {
-    return n / size + (rank < n % size ? 1 : 0);
 }

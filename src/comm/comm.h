@@ -37,9 +37,18 @@ bool mm_comm_folded(const megamoe_comm *comm);
 /* Some rank has aborted. Cheap enough for a spin loop. */
 bool mm_comm_aborted(const megamoe_comm *comm);
 
-/* First index and count of this rank's share of n things in contiguous parts; the first
- * (n mod size) parts are one longer. */
-int32_t mm_share_start(int32_t n, int32_t rank, int32_t size);
-int32_t mm_share_count(int32_t n, int32_t rank, int32_t size);
+/* For waits that cannot look at mm_comm_aborted: `fn` passes an abort on to them. */
+typedef struct mm_abort_watch {
+    /* Called once, under the communicator's lock, by whichever thread aborts; must not wait. */
+    void (*fn)(void *user);
+    void *user;
+    struct mm_abort_watch *next;
+} mm_abort_watch;
+
+/* `watch` stays in place until mm_comm_unwatch. After an abort fn is called now. */
+void mm_comm_watch(megamoe_comm *comm, mm_abort_watch *watch);
+
+/* Once it has returned, fn is not running and will not be called. A watch not set is ignored. */
+void mm_comm_unwatch(megamoe_comm *comm, mm_abort_watch *watch);
 
 #endif

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/view.h"
-#include "comm/comm.h"
 #include "cpu/operation.h"
 #include "cpu/scratch.h"
 #include "num/exp.h"
@@ -21,7 +20,7 @@ struct work {
 /* ---- publish, agree ---- */
 
 void mm_cpu_publish(mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
-    const mm_placement *placement = &layer->placement;
+    const mm_placement *placement = layer->placement;
     mm_publication *publication = &ws->publications[++ws->epoch & 1];
     publication->error = ws->staged_error;
     publication->layer = layer->key;
@@ -39,7 +38,7 @@ void mm_cpu_publish(mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
 
 void mm_cpu_agree(mm_cpu_workspace *ws, const mm_cpu_layer *layer,
                   megamoe_workspace_detail *detail) {
-    const mm_placement *placement = &layer->placement;
+    const mm_placement *placement = layer->placement;
     *detail = (megamoe_workspace_detail){
         .struct_size = sizeof *detail, .rank = -1, .epoch = ws->epoch, .token = -1, .slot = -1};
     for (int32_t r = 0; r < ws->ranks; r++) {
@@ -87,7 +86,7 @@ void mm_cpu_agree(mm_cpu_workspace *ws, const mm_cpu_layer *layer,
 
 /* Sorts the routes of all ranks to this rank's experts and cuts them into panels. */
 static void gather_routes(mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
-    const mm_placement *placement = &layer->placement;
+    const mm_placement *placement = layer->placement;
     const int32_t topk = ws->shape.topk, first = placement->first, local = placement->local;
     int64_t total = 0;
     for (int32_t e = 0; e < local; e++) {
@@ -122,6 +121,11 @@ static void gather_routes(mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
             ws->active[ws->n_active++] = e;
     }
     ws->panel_starts[local] = ws->n_panels;
+}
+
+void mm_cpu_receive_counts(const mm_cpu_workspace *ws, int64_t *counts, int32_t local) {
+    for (int32_t e = 0; e < local; e++)
+        counts[e] = ws->segments[e + 1] - ws->segments[e];
 }
 
 /* ---- compute: dispatch ---- */

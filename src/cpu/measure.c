@@ -5,9 +5,9 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/device.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "cpu/device.h"
 #include "cpu/kernels.h"
 
 /* Each measurement is repeated; its median counts, as medians count in benchmarks. */
@@ -117,11 +117,8 @@ static double measure_dot(mm_pool *pool, const mm_kernels *kernels) {
     return 1e-9 * multiplying.flops * mm_pool_threads(pool) / seconds;
 }
 
-megamoe_status megamoe_device_measure(megamoe_device *device, megamoe_device_ceilings *ceilings) {
-    if (!device || !ceilings)
-        return mm_fail(MEGAMOE_EINVAL, "%s is NULL", device ? "ceilings" : "device");
-    megamoe_device_ceilings found = {.struct_size = sizeof found};
-    MM_TRY(measure_read(device->pool, &found.read_gbs));
-    found.dot_gflops = measure_dot(device->pool, device->kernels);
-    return mm_give_struct(ceilings, &found, sizeof found, "megamoe_device_ceilings");
+megamoe_status mm_cpu_measure(megamoe_device *device, megamoe_device_ceilings *ceilings) {
+    MM_TRY(measure_read(device->pool, &ceilings->read_gbs));
+    ceilings->dot_gflops = measure_dot(device->pool, device->kernels);
+    return MEGAMOE_OK;
 }

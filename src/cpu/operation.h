@@ -3,11 +3,11 @@
  * One forward on the CPU, in phases that never wait, so that one thread can drive all ranks of a
  * folded communicator; megamoe_forward waits between them.
  *
- *   publish   counts this rank's routes and makes its batch visible                  (then: all
- * have) agree     looks at every rank's publication: an error of one is the error of all compute
- * pulls the tokens of this rank's experts from the other ranks' batches, runs FC1 and FC2, and
- * stores every route's row at its token's own rank              (then: all have) combine   sums
- * each token's rows in slot order
+ *   - publish counts this rank's routes and makes its batch visible. All ranks have done so before
+ *   - agree looks at every rank's publication: an error of one is the error of all;
+ *   - compute pulls the tokens of this rank's experts from the other ranks' batches, runs FC1 and
+ *     FC2, and stores every route's row at its token's own rank. All ranks have done so before
+ *   - combine sums each token's rows in slot order.
  *
  * Ordering between ranks: a rank's words `published` and `finished` hold the number (epoch) of the
  * last forward for which that is true. They are stored with release and awaited with acquire. A
@@ -24,35 +24,18 @@
 #include "base/memory.h"
 #include "cpu/kernels.h"
 #include "megamoe/layer.h"
+#include "plan/placement.h"
 
 enum { MM_MAX_TOPK = 64 };
-
-/* Where the experts lie. */
-typedef struct mm_placement {
-    int32_t logical, physical;
-    int32_t rank, ranks;
-    int32_t first, local; /* this rank's physical experts */
-    /* The physical experts of logical e: replicas[starts[e]] .. replicas[starts[e + 1] - 1]. */
-    int32_t *starts;   /* [logical + 1] */
-    int32_t *replicas; /* [physical] */
-} mm_placement;
-
-/* The physical expert that computes a route; id is in 0..logical-1. */
-static inline int32_t mm_placement_of(const mm_placement *placement, int32_t id, int32_t rank,
-                                      int64_t token) {
-    const int32_t start = placement->starts[id];
-    const int32_t count = placement->starts[id + 1] - start;
-    return placement->replicas[count == 1 ? start : start + (int32_t)((rank + token) % count)];
-}
 
 typedef struct mm_cpu_layer {
     megamoe_layer_desc desc;
     megamoe_accumulate accumulate;
     bool weight_after_fc2;
     mm_cpu_layout layout;
-    mm_placement placement;
-    mm_cpu_expert *experts; /* [placement.local] */
-    uint64_t key;           /* equal on ranks whose options and expert maps are equal */
+    const mm_placement *placement; /* borrowed from the layer */
+    mm_cpu_expert *experts;        /* [placement->local] */
+    uint64_t key;                  /* equal on ranks whose options and expert maps are equal */
 } mm_cpu_layer;
 
 /* A route as its expert's rank sees it. */
@@ -140,8 +123,22 @@ MEGAMOE_CHECKED megamoe_status mm_cpu_workspace_open(const megamoe_shape *shape,
                                                      mm_cpu_workspace **workspace);
 void mm_cpu_workspace_close(mm_cpu_workspace *workspace);
 
+/* What the reserved bytes are for: false where there is no part of that index. */
+bool mm_cpu_workspace_part(const mm_cpu_workspace *workspace, int32_t index, const char **what,
+                           uint64_t *bytes);
+
 /* Backs what a forward of balanced routing touches with memory. */
 void mm_cpu_prewarm(const mm_cpu_workspace *workspace, const mm_cpu_layer *layer);
+
+/* Takes a batch whose arguments are checked, quantizing it. */
+void mm_cpu_stage(mm_cpu_workspace *workspace, const megamoe_view *x, const megamoe_view *topk_ids,
+                  const megamoe_view *topk_weights, int64_t n_tokens);
+/* Or the caller's own codes, written through the views. */
+void mm_cpu_workspace_views(const mm_cpu_workspace *workspace, megamoe_workspace_views *views);
+void mm_cpu_commit_staged(mm_cpu_workspace *workspace, int64_t n_tokens);
+
+/* Routes that each local expert received in the last forward. */
+void mm_cpu_receive_counts(const mm_cpu_workspace *workspace, int64_t *counts, int32_t local);
 
 /* The phases, in order. */
 void mm_cpu_publish(mm_cpu_workspace *workspace, const mm_cpu_layer *layer);

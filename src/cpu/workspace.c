@@ -5,17 +5,34 @@
 #include "cpu/operation.h"
 #include "cpu/scratch.h"
 
+/* X(name, what it is for) */
+#define PARTS(X)                                                                                   \
+    X(BATCH, "the staged batch: codes, scales, expert ids and routing weights")                    \
+    X(RESULTS, "a row of output for each route of this rank's tokens, before they are summed")     \
+    X(ROUTES, "where each of pool_rows routes comes from, its weight and scales")                  \
+    X(FC1_INPUT, "FC1's input: panels and scales of pool_rows routes")                             \
+    X(FC2_INPUT, "FC2's input: panels and scales of pool_rows routes")                             \
+    X(WORK, "counts of routes, tasks, and what each thread computes in")
+
+enum {
+#define X(name, what) PART_##name,
+    PARTS(X)
+#undef X
+        PART_COUNT
+};
+
 /* Pages of one buffer; they are backed by memory only where a forward touches them. */
 struct mm_reservation {
     struct mm_reservation *next;
     void *memory;
     size_t bytes;
+    int32_t part;
     bool by_route; /* rows are the routes that this rank receives */
 };
 
 /* [rows][columns] elements of `size` bytes; NULL when they do not fit. */
-static void *reserve_buffer(mm_cpu_workspace *ws, int64_t rows, int64_t columns, size_t size,
-                            bool by_route) {
+static void *reserve_buffer(mm_cpu_workspace *ws, int32_t part, int64_t rows, int64_t columns,
+                            size_t size, bool by_route) {
     size_t bytes;
     if (!mm_mul_size((size_t)rows, (size_t)columns, &bytes) || !mm_mul_size(bytes, size, &bytes))
         return NULL;
@@ -28,6 +45,7 @@ static void *reserve_buffer(mm_cpu_workspace *ws, int64_t rows, int64_t columns,
         return NULL;
     }
     reservation->bytes = bytes;
+    reservation->part = part;
     reservation->by_route = by_route;
     reservation->next = ws->reservations;
     ws->reservations = reservation;
@@ -35,12 +53,13 @@ static void *reserve_buffer(mm_cpu_workspace *ws, int64_t rows, int64_t columns,
     return reservation->memory;
 }
 
-static void *reserve(mm_cpu_workspace *ws, int64_t rows, int64_t columns, size_t size) {
-    return reserve_buffer(ws, rows, columns, size, false);
+static void *reserve(mm_cpu_workspace *ws, int32_t part, int64_t rows, int64_t columns,
+                     size_t size) {
+    return reserve_buffer(ws, part, rows, columns, size, false);
 }
 
-static void *reserve_routes(mm_cpu_workspace *ws, int64_t columns, size_t size) {
-    return reserve_buffer(ws, ws->capacity.pool_rows, columns, size, true);
+static void *reserve_routes(mm_cpu_workspace *ws, int32_t part, int64_t columns, size_t size) {
+    return reserve_buffer(ws, part, ws->capacity.pool_rows, columns, size, true);
 }
 
 static bool reserve_batch(mm_cpu_workspace *ws) {
@@ -49,14 +68,14 @@ static bool reserve_batch(mm_cpu_workspace *ws) {
     ws->codes_stride = (int64_t)mm_round_up((size_t)ws->shape.hidden, MM_CACHE_LINE);
     ws->results_stride = ws->codes_stride;
     ws->blocks_stride = (int32_t)mm_ceil_div(ws->shape.hidden, MM_BLOCK);
-    ws->codes = reserve(ws, tokens, ws->codes_stride, 1);
-    ws->token_scale = reserve(ws, tokens, 1, sizeof(float));
-    ws->token_factor = reserve(ws, tokens, 1, sizeof(float));
-    ws->blocks = reserve(ws, tokens, ws->blocks_stride, 1);
-    ws->block_scale = reserve(ws, tokens, ws->blocks_stride, sizeof(float));
-    ws->ids = reserve(ws, tokens, topk, sizeof(int32_t));
-    ws->weights = reserve(ws, tokens, topk, sizeof(float));
-    ws->results = reserve(ws, tokens * topk, ws->results_stride, sizeof(uint16_t));
+    ws->codes = reserve(ws, PART_BATCH, tokens, ws->codes_stride, 1);
+    ws->token_scale = reserve(ws, PART_BATCH, tokens, 1, sizeof(float));
+    ws->token_factor = reserve(ws, PART_BATCH, tokens, 1, sizeof(float));
+    ws->blocks = reserve(ws, PART_BATCH, tokens, ws->blocks_stride, 1);
+    ws->block_scale = reserve(ws, PART_BATCH, tokens, ws->blocks_stride, sizeof(float));
+    ws->ids = reserve(ws, PART_BATCH, tokens, topk, sizeof(int32_t));
+    ws->weights = reserve(ws, PART_BATCH, tokens, topk, sizeof(float));
+    ws->results = reserve(ws, PART_RESULTS, tokens * topk, ws->results_stride, sizeof(uint16_t));
     return ws->codes && ws->token_scale && ws->token_factor && ws->blocks && ws->block_scale &&
            ws->ids && ws->weights && ws->results;
 }
@@ -70,22 +89,23 @@ static bool reserve_pool(mm_cpu_workspace *ws) {
         mm_max(mm_fc1_units((int32_t)mm_ceil_div(ws->shape.intermediate, MM_TILE_HALF)),
                mm_fc2_units((int32_t)mm_ceil_div(ws->shape.hidden, MM_TILE_ROWS)));
     for (int parity = 0; parity < 2; parity++)
-        ws->publications[parity].counts = reserve(ws, physical, 1, sizeof(int32_t));
-    ws->segments = reserve(ws, physical + 1, 1, sizeof(int64_t));
-    ws->next = reserve(ws, physical, 1, sizeof(int64_t));
-    ws->pool = reserve_routes(ws, 1, sizeof(mm_route));
-    ws->route_scale = reserve_routes(ws, 1, sizeof(float));
-    ws->route_factor = reserve_routes(ws, 1, sizeof(float));
-    ws->route_weight = reserve_routes(ws, 1, sizeof(float));
-    ws->panels = reserve_routes(ws, 1, sizeof(mm_panel));
-    ws->panel_starts = reserve(ws, physical + 1, 1, sizeof(int32_t));
-    ws->active = reserve(ws, physical, 1, sizeof(int32_t));
-    ws->tasks = reserve(ws, physical, units, sizeof(mm_task));
-    ws->fc1_panels = reserve_routes(ws, hidden_k / 2, sizeof(uint32_t));
-    ws->fc2_panels = reserve_routes(ws, intermediate_k / 2, sizeof(uint32_t));
-    ws->fc1_chunk_scale = reserve_routes(ws, mm_ceil_div(hidden_k, MM_CHUNK_K), sizeof(float));
+        ws->publications[parity].counts = reserve(ws, PART_WORK, physical, 1, sizeof(int32_t));
+    ws->segments = reserve(ws, PART_WORK, physical + 1, 1, sizeof(int64_t));
+    ws->next = reserve(ws, PART_WORK, physical, 1, sizeof(int64_t));
+    ws->pool = reserve_routes(ws, PART_ROUTES, 1, sizeof(mm_route));
+    ws->route_scale = reserve_routes(ws, PART_ROUTES, 1, sizeof(float));
+    ws->route_factor = reserve_routes(ws, PART_ROUTES, 1, sizeof(float));
+    ws->route_weight = reserve_routes(ws, PART_ROUTES, 1, sizeof(float));
+    ws->panels = reserve_routes(ws, PART_ROUTES, 1, sizeof(mm_panel));
+    ws->panel_starts = reserve(ws, PART_WORK, physical + 1, 1, sizeof(int32_t));
+    ws->active = reserve(ws, PART_WORK, physical, 1, sizeof(int32_t));
+    ws->tasks = reserve(ws, PART_WORK, physical, units, sizeof(mm_task));
+    ws->fc1_panels = reserve_routes(ws, PART_FC1_INPUT, hidden_k / 2, sizeof(uint32_t));
+    ws->fc2_panels = reserve_routes(ws, PART_FC2_INPUT, intermediate_k / 2, sizeof(uint32_t));
+    ws->fc1_chunk_scale =
+        reserve_routes(ws, PART_FC1_INPUT, mm_ceil_div(hidden_k, MM_CHUNK_K), sizeof(float));
     ws->fc2_chunk_scale =
-        reserve_routes(ws, mm_ceil_div(intermediate_k, MM_CHUNK_K), sizeof(float));
+        reserve_routes(ws, PART_FC2_INPUT, mm_ceil_div(intermediate_k, MM_CHUNK_K), sizeof(float));
     return ws->publications[0].counts && ws->publications[1].counts && ws->segments && ws->next &&
            ws->pool && ws->route_scale && ws->route_factor && ws->route_weight && ws->panels &&
            ws->panel_starts && ws->active && ws->tasks && ws->fc1_panels && ws->fc2_panels &&
@@ -106,8 +126,8 @@ megamoe_status mm_cpu_workspace_open(const megamoe_shape *shape, const megamoe_c
     ws->device = device;
     const int32_t threads = mm_pool_threads(device->pool);
     ws->peers = mm_alloc((size_t)ranks * sizeof(struct mm_cpu_workspace *));
-    ws->scratch = reserve(ws, threads, 1, sizeof(struct mm_scratch));
-    ws->ranges = reserve(ws, threads, 1, sizeof(struct mm_range));
+    ws->scratch = reserve(ws, PART_WORK, threads, 1, sizeof(struct mm_scratch));
+    ws->ranges = reserve(ws, PART_WORK, threads, 1, sizeof(struct mm_range));
     if (!ws->peers || !ws->scratch || !ws->ranges || !reserve_batch(ws) || !reserve_pool(ws)) {
         mm_cpu_workspace_close(ws);
         return mm_fail(MEGAMOE_ENOMEM,
@@ -131,6 +151,23 @@ void mm_cpu_workspace_close(mm_cpu_workspace *workspace) {
     free(workspace);
 }
 
+bool mm_cpu_workspace_part(const mm_cpu_workspace *workspace, int32_t index, const char **what,
+                           uint64_t *bytes) {
+    static const char *const texts[] = {
+#define X(name, what) what,
+        PARTS(X)
+#undef X
+    };
+    if (index < 0 || index >= PART_COUNT)
+        return false;
+    *what = texts[index];
+    *bytes = 0;
+    for (const struct mm_reservation *r = workspace->reservations; r; r = r->next)
+        if (r->part == index)
+            *bytes += r->bytes;
+    return true;
+}
+
 void mm_cpu_prewarm(const mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
     /* Buffers for received routes have the bound of all routes of all ranks; an even share of them
      * arrives, twice that covers most routings. */
@@ -140,7 +177,7 @@ void mm_cpu_prewarm(const mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
         const size_t row_bytes = r->bytes / (size_t)ws->capacity.pool_rows;
         mm_populate(r->memory, r->by_route ? row_bytes * (size_t)expected : r->bytes, true);
     }
-    for (int32_t e = 0; e < layer->placement.local; e++)
+    for (int32_t e = 0; e < layer->placement->local; e++)
         mm_populate(layer->experts[e].fc1 - layer->layout.fc1_offset, layer->layout.blob_bytes,
                     false);
 }

@@ -8,24 +8,29 @@
 #include "base/view.h"
 #include "layer/layer.h"
 
+static int32_t gpu_of(const megamoe_device *device) {
+    return device->cuda ? device->cuda->ordinal : -1;
+}
+
 /* Layer and workspace belong together. */
 static megamoe_status check_fit(const megamoe_layer *layer, const megamoe_workspace *ws) {
-    const megamoe_layer_desc *desc = &layer->cpu.desc;
-    const mm_placement *placement = &layer->cpu.placement;
+    const megamoe_layer_desc *desc = &layer->desc;
+    const mm_placement *placement = &layer->placement;
     const megamoe_shape *shape = &ws->shape;
 #define SAME(what, of_layer, of_workspace)                                                         \
     if ((of_layer) != (of_workspace))                                                              \
         return mm_fail(MEGAMOE_EINVAL, what " is %d in the layer and %d in the workspace",         \
                        (int)(of_layer), (int)(of_workspace));
+    SAME("number of the GPU (-1: on the CPU)", gpu_of(layer->device), gpu_of(ws->device))
     SAME("hidden", desc->hidden, shape->hidden)
     SAME("intermediate", desc->intermediate, shape->intermediate)
     SAME("number of experts", placement->logical, shape->experts)
     SAME("number of physical experts", placement->physical, shape->physical_experts)
-    SAME("rank", placement->rank, ws->cpu->rank)
-    SAME("number of ranks", placement->ranks, ws->cpu->ranks)
+    SAME("rank", placement->rank, megamoe_comm_rank(ws->comm))
+    SAME("number of ranks", placement->ranks, megamoe_comm_size(ws->comm))
 #undef SAME
     if (shape->input_scale == MEGAMOE_SCALE_BLOCK_F32 &&
-        layer->cpu.accumulate != MEGAMOE_ACCUMULATE_PROMOTE)
+        layer->accumulate != MEGAMOE_ACCUMULATE_PROMOTE)
         return mm_fail(MEGAMOE_EINVAL, "F32 input scales per block need a layer that accumulates "
                                        "with promotion");
     return MEGAMOE_OK;
@@ -36,6 +41,11 @@ megamoe_status megamoe_prewarm(megamoe_layer *layer, megamoe_workspace *workspac
         return mm_fail(MEGAMOE_EINVAL, "megamoe_prewarm: %s is NULL",
                        layer ? "workspace" : "layer");
     MM_TRY(check_fit(layer, workspace));
+    if (workspace->cuda) {
+        /* Folded ranks would meet in their first forward, which may be under capture. */
+        MM_TRY(mm_workspace_meet(workspace));
+        return mm_cuda_prewarm(workspace->cuda, &layer->cuda);
+    }
     mm_cpu_prewarm(workspace->cpu, &layer->cpu);
     return MEGAMOE_OK;
 }
@@ -49,11 +59,11 @@ static megamoe_status check_objects(const megamoe_layer *layer, const megamoe_wo
 
 static megamoe_status check_call(const megamoe_layer *layer, const megamoe_workspace *ws,
                                  const megamoe_view *y) {
-    if (!ws->staged)
+    if (ws->tokens < 0)
         return mm_fail(MEGAMOE_ESTATE, "megamoe_forward: no batch is staged; ranks without tokens "
                                        "stage 0");
     MM_TRY(check_fit(layer, ws));
-    return mm_view_check(y, "y", MEGAMOE_DTYPE_BF16, MEGAMOE_DTYPE_NONE, ws->cpu->tokens,
+    return mm_view_check(y, "y", MEGAMOE_DTYPE_BF16, MEGAMOE_DTYPE_NONE, ws->tokens,
                          ws->shape.hidden);
 }
 
@@ -63,26 +73,24 @@ static int64_t now_ms(void) {
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* The workspace cannot be trusted any more: peers may still be writing into it. */
-static megamoe_status die(megamoe_workspace *ws, megamoe_status status, megamoe_phase phase,
-                          int32_t rank) {
-    ws->dead = true;
-    ws->pending = (megamoe_workspace_detail){.struct_size = sizeof ws->pending,
-                                             .status = status,
-                                             .phase = phase,
-                                             .rank = rank,
-                                             .epoch = ws->cpu->epoch,
-                                             .token = -1,
-                                             .slot = -1};
+/* Ends the forward that waits for `rank`, or was not begun because of an abort (-1). */
+static megamoe_status die(megamoe_workspace *ws, megamoe_status status, uint64_t epoch,
+                          megamoe_phase phase, int32_t rank) {
+    megamoe_workspace_detail detail = {.struct_size = sizeof detail,
+                                       .status = status,
+                                       .phase = phase,
+                                       .rank = rank,
+                                       .epoch = epoch,
+                                       .token = -1,
+                                       .slot = -1};
     char waiting[32] = "";
     if (rank >= 0)
         snprintf(waiting, sizeof waiting, "waiting for rank %d: ", rank);
-    snprintf(ws->pending.message, sizeof ws->pending.message,
-             "forward %" PRIu64 ", rank %d, %s: %s%s", ws->cpu->epoch, ws->cpu->rank,
-             phase == MEGAMOE_PHASE_COUNT ? "counting" : "experts", waiting,
-             status == MEGAMOE_EPEER ? "a rank has aborted" : "the deadline has passed");
-    megamoe_comm_abort(ws->comm);
-    return mm_fail(status, "%s", ws->pending.message);
+    snprintf(detail.message, sizeof detail.message, "forward %" PRIu64 ", rank %d, %s: %s%s", epoch,
+             megamoe_comm_rank(ws->comm), phase == MEGAMOE_PHASE_COUNT ? "counting" : "experts",
+             waiting, status == MEGAMOE_EPEER ? "a rank has aborted" : "the deadline has passed");
+    mm_workspace_die(ws, &detail);
+    return mm_fail(status, "%s", detail.message);
 }
 
 /*
@@ -93,7 +101,7 @@ static megamoe_status await(megamoe_workspace *ws, bool published, megamoe_phase
     enum { SPINS_PER_LOOK = 64 };
     const mm_cpu_workspace *cpu = ws->cpu;
     if (mm_comm_aborted(ws->comm))
-        return die(ws, MEGAMOE_EPEER, phase, -1);
+        return die(ws, MEGAMOE_EPEER, cpu->epoch, phase, -1);
     int64_t deadline = 0;
     uint32_t spins = 0;
     for (int32_t r = 0; r < cpu->ranks; r++) {
@@ -107,7 +115,7 @@ static megamoe_status await(megamoe_workspace *ws, bool published, megamoe_phase
             deadline = deadline ? deadline : now + ws->capacity.deadline_ms;
             const bool aborted = mm_comm_aborted(ws->comm);
             if (aborted || now > deadline)
-                return die(ws, aborted ? MEGAMOE_EPEER : MEGAMOE_ETIMEDOUT, phase, r);
+                return die(ws, aborted ? MEGAMOE_EPEER : MEGAMOE_ETIMEDOUT, cpu->epoch, phase, r);
         }
     }
     return MEGAMOE_OK;
@@ -119,23 +127,41 @@ static bool agree(megamoe_layer *layer, megamoe_workspace *ws) {
     return ws->pending.status == MEGAMOE_OK;
 }
 
+static megamoe_status forward_on_cpu(megamoe_layer *layer, megamoe_workspace *ws,
+                                     const megamoe_view *y) {
+    mm_cpu_publish(ws->cpu, &layer->cpu);
+    MM_TRY(await(ws, true, MEGAMOE_PHASE_COUNT));
+    if (!agree(layer, ws))
+        return MEGAMOE_OK;
+    mm_cpu_compute(ws->cpu, &layer->cpu);
+    MM_TRY(await(ws, false, MEGAMOE_PHASE_EXPERTS));
+    mm_cpu_combine(ws->cpu, y);
+    return MEGAMOE_OK;
+}
+
+/* One launch for n ranks. */
+static megamoe_status forward_on_cuda(const megamoe_forward_call *calls, int32_t n) {
+    mm_cuda_call launch[MM_CUDA_FOLDED_MAX];
+    for (int32_t i = 0; i < n; i++) {
+        megamoe_workspace *ws = calls[i].workspace;
+        if (mm_comm_aborted(ws->comm))
+            return die(ws, MEGAMOE_EPEER, mm_workspace_epoch(ws) + 1, MEGAMOE_PHASE_COUNT, -1);
+        launch[i] = (mm_cuda_call){&calls[i].layer->cuda, ws->cuda, ws->tokens ? calls[i].y : NULL};
+    }
+    return mm_cuda_forward(launch, n, calls[0].workspace->token_tile, calls[0].stream);
+}
+
 megamoe_status megamoe_forward(megamoe_layer *layer, megamoe_workspace *workspace,
                                const megamoe_view *y, void *stream) {
-    (void)stream;
     MM_TRY(check_objects(layer, workspace));
     MM_TRY(mm_workspace_take_pending(workspace));
     MM_TRY(check_call(layer, workspace, y));
     if (mm_comm_folded(workspace->comm))
         return mm_fail(MEGAMOE_EINVAL, "megamoe_forward: the ranks of a folded communicator run "
                                        "together; use megamoe_forward_group");
-    mm_cpu_publish(workspace->cpu, &layer->cpu);
-    MM_TRY(await(workspace, true, MEGAMOE_PHASE_COUNT));
-    if (!agree(layer, workspace))
-        return MEGAMOE_OK;
-    mm_cpu_compute(workspace->cpu, &layer->cpu);
-    MM_TRY(await(workspace, false, MEGAMOE_PHASE_EXPERTS));
-    mm_cpu_combine(workspace->cpu, y);
-    return MEGAMOE_OK;
+    if (!workspace->cuda)
+        return forward_on_cpu(layer, workspace, y);
+    return forward_on_cuda(&(megamoe_forward_call){layer, workspace, y, stream}, 1);
 }
 
 static megamoe_status check_group(const megamoe_forward_call *calls, int32_t n) {
@@ -150,16 +176,17 @@ static megamoe_status check_group(const megamoe_forward_call *calls, int32_t n) 
     MM_TRY(pending);
     for (int32_t i = 0; i < n; i++) {
         MM_TRY(check_call(calls[i].layer, calls[i].workspace, calls[i].y));
-        const mm_cpu_workspace *cpu = calls[i].workspace->cpu;
-        if (cpu->ranks != n || cpu->rank != i)
+        const megamoe_comm *comm = calls[i].workspace->comm;
+        const int32_t rank = megamoe_comm_rank(comm), ranks = megamoe_comm_size(comm);
+        if (ranks != n || rank != i)
             return mm_fail(
                 MEGAMOE_EINVAL,
                 "megamoe_forward_group: call %d of %d belongs to rank %d of %d; expected "
                 "one call for each rank in order",
-                i, n, cpu->rank, cpu->ranks);
+                i, n, rank, ranks);
         MM_TRY(mm_workspace_meet(calls[i].workspace));
         for (int32_t r = 0; r < n; r++)
-            if (cpu->peers[r] != calls[r].workspace->cpu)
+            if (calls[i].workspace->peers[r] != calls[r].workspace)
                 return mm_fail(MEGAMOE_EINVAL,
                                "megamoe_forward_group: the workspaces of ranks %d and %d were not "
                                "created together",
@@ -168,10 +195,7 @@ static megamoe_status check_group(const megamoe_forward_call *calls, int32_t n) 
     return MEGAMOE_OK;
 }
 
-megamoe_status megamoe_forward_group(const megamoe_forward_call *calls, int32_t n) {
-    if (!calls || n < 1)
-        return mm_fail(MEGAMOE_EINVAL, "megamoe_forward_group: %d calls", n);
-    MM_TRY(check_group(calls, n));
+static megamoe_status forward_group_on_cpu(const megamoe_forward_call *calls, int32_t n) {
     for (int32_t i = 0; i < n; i++)
         mm_cpu_publish(calls[i].workspace->cpu, &calls[i].layer->cpu);
     bool good = true;
@@ -184,4 +208,26 @@ megamoe_status megamoe_forward_group(const megamoe_forward_call *calls, int32_t 
     for (int32_t i = 0; i < n; i++)
         mm_cpu_combine(calls[i].workspace->cpu, calls[i].y);
     return MEGAMOE_OK;
+}
+
+static megamoe_status forward_group_on_cuda(const megamoe_forward_call *calls, int32_t n) {
+    if (n > 1 && !mm_comm_folded(calls[0].workspace->comm))
+        return mm_fail(MEGAMOE_EINVAL,
+                       "megamoe_forward_group: on CUDA devices the communicator must be folded; "
+                       "ranks that are threads call megamoe_forward");
+    for (int32_t i = 1; i < n; i++)
+        if (calls[i].stream != calls[0].stream)
+            return mm_fail(MEGAMOE_EINVAL,
+                           "megamoe_forward_group: call %d has another stream than call 0; all "
+                           "ranks of a folded communicator run in one launch",
+                           i);
+    return forward_on_cuda(calls, n);
+}
+
+megamoe_status megamoe_forward_group(const megamoe_forward_call *calls, int32_t n) {
+    if (!calls || n < 1)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_forward_group: %d calls", n);
+    MM_TRY(check_group(calls, n));
+    return calls[0].workspace->cuda ? forward_group_on_cuda(calls, n)
+                                    : forward_group_on_cpu(calls, n);
 }

@@ -1,15 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The public objects. Each has a part of the backend whose device it is made for; what is common is
+ * done here: checking arguments, ranks that meet, errors that wait to be told.
+ */
 #ifndef MM_LAYER_LAYER_H
 #define MM_LAYER_LAYER_H
 
+#include "base/device.h"
 #include "comm/comm.h"
 #include "cpu/operation.h"
+#include "cuda/operation.h"
 #include "megamoe/layer.h"
 
 struct megamoe_layer {
-    mm_cpu_layer cpu;
-    megamoe_weights *weights; /* keeps mapped blobs alive; NULL where `blobs` has them */
-    uint8_t *blobs;           /* this rank's experts, packed or copied */
+    megamoe_device *device;
+    megamoe_layer_desc desc;
+    megamoe_accumulate accumulate;
+    mm_placement placement;
+    size_t blob_bytes;
+    union {
+        mm_cpu_layer cpu;
+        mm_cuda_layer cuda; /* where device->cuda is set */
+    };
+    megamoe_weights *weights; /* CPU: keeps mapped blobs alive; NULL where `blobs` has them */
+    uint8_t *blobs;           /* CPU: this rank's experts, packed or copied */
 };
 
 struct megamoe_workspace {
@@ -17,18 +31,44 @@ struct megamoe_workspace {
     megamoe_device *device;
     megamoe_shape shape;
     megamoe_capacity capacity;
-    mm_cpu_workspace *cpu;
-    mm_meeting *meeting; /* of folded ranks, which may meet later; else NULL */
-    bool met;            /* peers are known and agree */
-    bool staged;
-    bool dead; /* after a deadline or an abort */
+    mm_cpu_workspace *cpu;     /* one of the two */
+    mm_cuda_workspace *cuda;   /* where device->cuda is set */
+    mm_abort_watch watch;      /* CUDA: passes an abort on to the kernels */
+    mm_meeting *meeting;       /* of folded ranks, which may meet later; else NULL */
+    megamoe_workspace **peers; /* [ranks], this one included; set once all have met and agree */
+    bool met;
+    int64_t tokens; /* of the staged batch; -1: none */
+    bool dead;      /* after a deadline or an abort */
     megamoe_workspace_detail pending;
+    int32_t token_tile; /* CUDA: 0, or what tests want instead of the plan's choice */
 };
+
+/*
+ * This rank's experts onto its device, packed where weights are in checkpoint form. The layer is
+ * set but for its backend's memory; megamoe_layer_close frees, also after a failure.
+ */
+MEGAMOE_CHECKED megamoe_status mm_layer_load_cpu(megamoe_layer *layer,
+                                                 const megamoe_weights *weights,
+                                                 const megamoe_layer_options *options);
+MEGAMOE_CHECKED megamoe_status mm_layer_load_cuda(megamoe_layer *layer,
+                                                  const megamoe_weights *weights,
+                                                  const megamoe_layer_options *options);
+
+/* Number of the last forward that was begun. */
+static inline uint64_t mm_workspace_epoch(const megamoe_workspace *workspace) {
+    return workspace->cuda ? mm_cuda_workspace_epoch(workspace->cuda) : workspace->cpu->epoch;
+}
 
 /* Fills the peers once all ranks have created theirs and compares shapes and capacities. */
 MEGAMOE_CHECKED megamoe_status mm_workspace_meet(megamoe_workspace *workspace);
 
 /* The pending error, once: MEGAMOE_OK if there is none. A dead workspace stays dead. */
 MEGAMOE_CHECKED megamoe_status mm_workspace_take_pending(megamoe_workspace *workspace);
+
+/*
+ * Makes a deadline or an abort pending. The workspace cannot be trusted any more: peers may still
+ * be writing into it. Aborts the communicator.
+ */
+void mm_workspace_die(megamoe_workspace *workspace, const megamoe_workspace_detail *detail);
 
 #endif

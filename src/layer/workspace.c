@@ -12,6 +12,8 @@ enum {
     MAX_DIMENSION = 1 << 20,
     MAX_EXPERTS = 65536,
     MAX_TOKENS = 1 << 24,
+    CUDA_MAX_EXPERTS = 1024,
+    CUDA_MAX_TOPK = 16,
     DEFAULT_DEADLINE_MS = 30000
 };
 
@@ -23,8 +25,26 @@ static megamoe_status check_range(const char *name, int64_t value, int64_t least
     return MEGAMOE_OK;
 }
 
+/* Of the backend whose kernels have them. */
+static megamoe_status check_cuda_limits(const megamoe_shape *shape, bool folded, int32_t ranks) {
+    const int32_t most = folded ? MM_CUDA_FOLDED_MAX : MM_CUDA_RANKS_MAX;
+    if (ranks > most)
+        return mm_fail(MEGAMOE_EINVAL, "workspace: %d %sranks; on CUDA devices there are 1..%d",
+                       ranks, folded ? "folded " : "", most);
+    if (shape->topk > CUDA_MAX_TOPK)
+        return mm_fail(MEGAMOE_EINVAL, "workspace: shape.topk is %d; on CUDA devices it is 1..%d",
+                       shape->topk, CUDA_MAX_TOPK);
+    if (shape->physical_experts > CUDA_MAX_EXPERTS)
+        return mm_fail(MEGAMOE_EINVAL,
+                       "workspace: %d physical experts; on CUDA devices there are 1..%d",
+                       shape->physical_experts, CUDA_MAX_EXPERTS);
+    return MEGAMOE_OK;
+}
+
 /* Checks the caller's wishes and fills in the defaults. */
-static megamoe_status complete(megamoe_shape *shape, megamoe_capacity *capacity, int32_t ranks) {
+static megamoe_status complete(megamoe_shape *shape, megamoe_capacity *capacity,
+                               const megamoe_comm *comm, bool cuda) {
+    const int32_t ranks = megamoe_comm_size(comm);
     MM_TRY(check_range("shape.hidden", shape->hidden, 1, MAX_DIMENSION));
     MM_TRY(check_range("shape.intermediate", shape->intermediate, 1, MAX_DIMENSION));
     MM_TRY(check_range("shape.experts", shape->experts, 1, MAX_EXPERTS));
@@ -35,10 +55,13 @@ static megamoe_status complete(megamoe_shape *shape, megamoe_capacity *capacity,
         shape->physical_experts = shape->experts;
     MM_TRY(check_range("shape.physical_experts", shape->physical_experts, shape->experts,
                        MAX_EXPERTS));
+    if (cuda)
+        MM_TRY(check_cuda_limits(shape, mm_comm_folded(comm), ranks));
     MM_TRY(check_range("capacity.tokens", capacity->tokens, 1, MAX_TOKENS));
-    const int64_t bound = (int64_t)ranks * capacity->tokens * shape->topk;
+    /* On the CPU rows that nobody uses cost address space only. */
+    const int64_t shares = cuda ? mm_min(ranks, 2) : ranks;
     if (!capacity->pool_rows)
-        capacity->pool_rows = mm_min(bound, INT32_MAX);
+        capacity->pool_rows = mm_min(shares * capacity->tokens * shape->topk, INT32_MAX);
     MM_TRY(check_range("capacity.pool_rows", capacity->pool_rows, 1, INT32_MAX));
     if (!capacity->deadline_ms)
         capacity->deadline_ms = DEFAULT_DEADLINE_MS;
@@ -58,6 +81,11 @@ static megamoe_status complete(megamoe_shape *shape, megamoe_capacity *capacity,
 
 static megamoe_status compare(const megamoe_workspace *first, const megamoe_workspace *other,
                               int32_t rank) {
+    if (!first->cuda != !other->cuda)
+        return mm_fail(MEGAMOE_EINVAL,
+                       "workspace: the device is \"%s\" on rank 0 and \"%s\" on rank %d; all ranks "
+                       "need the same kind",
+                       first->cuda ? "cuda" : "cpu", other->cuda ? "cuda" : "cpu", rank);
 #define X(part, field)                                                                             \
     if (first->part.field != other->part.field)                                                    \
         return mm_fail(MEGAMOE_EINVAL,                                                             \
@@ -69,6 +97,13 @@ static megamoe_status compare(const megamoe_workspace *first, const megamoe_work
     return MEGAMOE_OK;
 }
 
+static megamoe_status meet_on_cuda(const megamoe_workspace *ws) {
+    mm_cuda_workspace *peers[MM_CUDA_RANKS_MAX];
+    for (int32_t r = 0; r < megamoe_comm_size(ws->comm); r++)
+        peers[r] = ws->peers[r]->cuda;
+    return mm_cuda_workspace_meet(ws->cuda, peers);
+}
+
 /* Fills the peers from the parts of the meeting and compares shapes and capacities. */
 static megamoe_status take_peers(megamoe_workspace *ws, void *const *parts) {
     const int32_t ranks = megamoe_comm_size(ws->comm);
@@ -76,10 +111,13 @@ static megamoe_status take_peers(megamoe_workspace *ws, void *const *parts) {
         if (!parts[r])
             return mm_fail(MEGAMOE_EPEER, "workspace: rank %d could not create its own", r);
     for (int32_t r = 0; r < ranks; r++) {
-        const megamoe_workspace *peer = parts[r];
-        MM_TRY(compare(parts[0], peer, r));
-        ws->cpu->peers[r] = peer->cpu;
+        MM_TRY(compare(parts[0], parts[r], r));
+        ws->peers[r] = parts[r];
     }
+    if (ws->cuda)
+        MM_TRY(meet_on_cuda(ws));
+    for (int32_t r = 0; r < ranks && ws->cpu; r++)
+        ws->cpu->peers[r] = ws->peers[r]->cpu;
     ws->met = true;
     return MEGAMOE_OK;
 }
@@ -93,6 +131,22 @@ megamoe_status mm_workspace_meet(megamoe_workspace *ws) {
     return take_peers(ws, parts);
 }
 
+static void abort_kernels(void *user) {
+    mm_cuda_workspace_abort(((const megamoe_workspace *)user)->cuda);
+}
+
+/* The backend's part. */
+static megamoe_status open_part(megamoe_workspace *ws) {
+    const int32_t rank = megamoe_comm_rank(ws->comm), ranks = megamoe_comm_size(ws->comm);
+    if (!ws->device->cuda)
+        return mm_cpu_workspace_open(&ws->shape, &ws->capacity, rank, ranks, ws->device, &ws->cpu);
+    MM_TRY(mm_cuda_workspace_open(&ws->shape, &ws->capacity, rank, ranks, ws->device->cuda,
+                                  &ws->cuda));
+    ws->watch = (mm_abort_watch){.fn = abort_kernels, .user = ws};
+    mm_comm_watch(ws->comm, &ws->watch);
+    return MEGAMOE_OK;
+}
+
 static megamoe_status open_local(megamoe_comm *comm, megamoe_device *device,
                                  const megamoe_shape *shape, const megamoe_capacity *capacity,
                                  megamoe_workspace **workspace) {
@@ -104,14 +158,18 @@ static megamoe_status open_local(megamoe_comm *comm, megamoe_device *device,
         return mm_fail(MEGAMOE_ENOMEM, "workspace: out of memory");
     ws->comm = comm;
     ws->device = device;
-    const int32_t rank = megamoe_comm_rank(comm), ranks = megamoe_comm_size(comm);
+    ws->tokens = -1;
     megamoe_status status;
     MM_TRY_GOTO(mm_take_struct(&ws->shape, sizeof ws->shape, shape, "megamoe_shape"), fail);
     MM_TRY_GOTO(mm_take_struct(&ws->capacity, sizeof ws->capacity, capacity, "megamoe_capacity"),
                 fail);
-    MM_TRY_GOTO(complete(&ws->shape, &ws->capacity, ranks), fail);
-    MM_TRY_GOTO(mm_cpu_workspace_open(&ws->shape, &ws->capacity, rank, ranks, device, &ws->cpu),
-                fail);
+    MM_TRY_GOTO(complete(&ws->shape, &ws->capacity, comm, device->cuda), fail);
+    ws->peers = mm_alloc((size_t)megamoe_comm_size(comm) * sizeof(megamoe_workspace *));
+    if (!ws->peers) {
+        status = mm_fail(MEGAMOE_ENOMEM, "workspace: out of memory");
+        goto fail;
+    }
+    MM_TRY_GOTO(open_part(ws), fail);
     *workspace = ws;
     return MEGAMOE_OK;
 fail:
@@ -165,22 +223,66 @@ void megamoe_workspace_close(megamoe_workspace *workspace) {
     if (!workspace)
         return;
     mm_meeting_leave(workspace->comm, workspace->meeting);
+    mm_comm_unwatch(workspace->comm, &workspace->watch);
     mm_cpu_workspace_close(workspace->cpu);
+    mm_cuda_workspace_close(workspace->cuda);
+    free(workspace->peers);
     free(workspace);
 }
 
 uint64_t megamoe_workspace_bytes(const megamoe_workspace *workspace) {
-    return workspace->cpu->reserved_bytes;
+    return workspace->cuda ? mm_cuda_workspace_bytes(workspace->cuda)
+                           : workspace->cpu->reserved_bytes;
+}
+
+bool megamoe_workspace_part(const megamoe_workspace *workspace, int32_t index, const char **what,
+                            uint64_t *bytes) {
+    return workspace->cuda ? mm_cuda_workspace_part(workspace->cuda, index, what, bytes)
+                           : mm_cpu_workspace_part(workspace->cpu, index, what, bytes);
+}
+
+megamoe_status megamoe_workspace_get_times(const megamoe_workspace *workspace,
+                                           megamoe_workspace_times *times) {
+    if (!workspace || !times)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_workspace_get_times: %s is NULL",
+                       workspace ? "times" : "workspace");
+    if (!workspace->cuda)
+        return mm_fail(MEGAMOE_EUNSUPPORTED, "times of a forward: only CUDA devices keep them");
+    megamoe_workspace_times found;
+    MM_TRY(mm_cuda_workspace_times(workspace->cuda, &found));
+    return mm_give_struct(times, &found, sizeof found, "megamoe_workspace_times");
+}
+
+void mm_workspace_die(megamoe_workspace *ws, const megamoe_workspace_detail *detail) {
+    ws->dead = true;
+    ws->pending = *detail;
+    megamoe_comm_abort(ws->comm);
+}
+
+/*
+ * Makes pending what the device has reported. Of several the first is told, except that nothing
+ * hides a death. The CPU reports by itself.
+ */
+static void look_at_device(megamoe_workspace *ws) {
+    megamoe_workspace_detail found;
+    if (!ws->cuda || ws->dead || !mm_cuda_workspace_found(ws->cuda, &found))
+        return;
+    if (found.status == MEGAMOE_ETIMEDOUT || found.status == MEGAMOE_EPEER)
+        mm_workspace_die(ws, &found);
+    else if (ws->pending.status == MEGAMOE_OK)
+        ws->pending = found;
 }
 
 megamoe_status mm_workspace_take_pending(megamoe_workspace *ws) {
     if (ws->dead)
         return mm_fail(MEGAMOE_ESTATE, "workspace is dead: %s", ws->pending.message);
+    look_at_device(ws);
     if (ws->pending.status == MEGAMOE_OK)
         return MEGAMOE_OK;
     const megamoe_status status =
         mm_fail(ws->pending.status, "an earlier forward: %s", ws->pending.message);
-    ws->pending.status = MEGAMOE_OK;
+    if (!ws->dead)
+        ws->pending.status = MEGAMOE_OK;
     return status;
 }
 
@@ -188,10 +290,11 @@ megamoe_status megamoe_workspace_status(megamoe_workspace *workspace,
                                         megamoe_workspace_detail *detail) {
     if (!workspace)
         return mm_fail(MEGAMOE_EINVAL, "megamoe_workspace_status: workspace is NULL");
+    look_at_device(workspace);
     megamoe_workspace_detail found = workspace->pending;
     if (found.status == MEGAMOE_OK)
         found = (megamoe_workspace_detail){
-            .rank = -1, .epoch = workspace->cpu->epoch, .token = -1, .slot = -1};
+            .rank = -1, .epoch = mm_workspace_epoch(workspace), .token = -1, .slot = -1};
     if (detail)
         MM_TRY(mm_give_struct(detail, &found, sizeof found, "megamoe_workspace_detail"));
     if (!workspace->dead)
@@ -204,12 +307,14 @@ megamoe_status megamoe_workspace_receive_counts(const megamoe_workspace *workspa
     if (!workspace || !counts)
         return mm_fail(MEGAMOE_EINVAL, "megamoe_workspace_receive_counts: %s is NULL",
                        workspace ? "counts" : "workspace");
-    const mm_cpu_workspace *cpu = workspace->cpu;
-    const int32_t local = mm_share_count(workspace->shape.physical_experts, cpu->rank, cpu->ranks);
+    const megamoe_comm *comm = workspace->comm;
+    const int32_t local = mm_share_count(workspace->shape.physical_experts, megamoe_comm_rank(comm),
+                                         megamoe_comm_size(comm));
     if (n != local)
         return mm_fail(MEGAMOE_EINVAL, "receive counts: room for %d; this rank has %d experts", n,
                        local);
-    for (int32_t e = 0; e < local; e++)
-        counts[e] = cpu->segments[e + 1] - cpu->segments[e];
+    if (workspace->cuda)
+        return mm_cuda_workspace_receive_counts(workspace->cuda, counts);
+    mm_cpu_receive_counts(workspace->cpu, counts, local);
     return MEGAMOE_OK;
 }

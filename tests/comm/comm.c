@@ -58,6 +58,33 @@ T_CASE(an_abort_reaches_all_ranks) {
     }
 }
 
+static void count(void *user) {
+    ++*(int *)user;
+}
+
+/* Once each, whether they were set before the abort or after it, and not after they are unset. */
+T_CASE(an_abort_calls_its_watches) {
+    megamoe_comm *comms[2];
+    int calls[4] = {0};
+    mm_abort_watch watches[4];
+    for (int i = 0; i < 4; i++)
+        watches[i] = (mm_abort_watch){.fn = count, .user = &calls[i]};
+    T_OK(megamoe_comm_threads(2, comms));
+    for (int i = 0; i < 3; i++)
+        mm_comm_watch(comms[i % 2], &watches[i]);
+    mm_comm_unwatch(comms[1], &watches[1]);
+    megamoe_comm_abort(comms[1]);
+    megamoe_comm_abort(comms[0]);
+    mm_comm_watch(comms[1], &watches[3]);
+    static const int expected[] = {1, 0, 1, 1};
+    for (int i = 0; i < 4; i++) {
+        T_EQ_INT(calls[i], expected[i]);
+        mm_comm_unwatch(comms[i % 2], &watches[i]); /* one of them is not set */
+    }
+    for (int32_t r = 0; r < 2; r++)
+        megamoe_comm_close(comms[r]);
+}
+
 /* ---- meetings ---- */
 
 struct visitor {
@@ -230,17 +257,4 @@ T_CASE(an_abort_ends_a_meeting_for_all) {
             megamoe_comm_close(comms[r]);
         }
     }
-}
-
-T_CASE(shares_are_contiguous) {
-    for (int32_t size = 1; size <= 9; size++)
-        for (int32_t n = 0; n <= 40; n++) {
-            int32_t next = 0;
-            for (int32_t r = 0; r < size; r++) {
-                T_EQ_INT(mm_share_start(n, r, size), next);
-                T_EQ_INT(mm_share_count(n, r, size), n / size + (r < n % size));
-                next += mm_share_count(n, r, size);
-            }
-            T_EQ_INT(next, n);
-        }
 }

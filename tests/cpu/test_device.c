@@ -6,15 +6,18 @@
 #include "megamoe/device.h"
 #include "t.h"
 
-T_CASE(refuses_other_devices) {
+T_CASE(refuses_malformed_names) {
     static const struct {
         const char *name;
         megamoe_status status;
         const char *part;
     } cases[] = {
-        {"cuda", MEGAMOE_EUNSUPPORTED, "no CUDA backend"},
-        {"cuda:1", MEGAMOE_EUNSUPPORTED, "cuda:1"},
-        {"cudax", MEGAMOE_EINVAL, "expected cpu"},
+        {"cudax", MEGAMOE_EINVAL, "expected cpu, cuda or cuda:N"},
+        {"cuda:", MEGAMOE_EINVAL, "'cuda:'"},
+        {"cuda:x", MEGAMOE_EINVAL, "'cuda:x'"},
+        {"cuda:1x", MEGAMOE_EINVAL, "'cuda:1x'"},
+        {"cuda:-1", MEGAMOE_EINVAL, "'cuda:-1'"},
+        {"cuda:99999999999", MEGAMOE_EINVAL, "'cuda:99999999999'"},
         {"CPU", MEGAMOE_EINVAL, "'CPU'"},
         {"", MEGAMOE_EINVAL, "expected cpu"},
         {NULL, MEGAMOE_EINVAL, "NULL"},
@@ -34,7 +37,21 @@ T_CASE(refuses_bad_options) {
     T_STATUS(megamoe_device_open("cpu", &negative, &device), MEGAMOE_EINVAL);
     const megamoe_device_options no_size = {.threads = 1};
     T_STATUS(megamoe_device_open("cpu", &no_size, &device), MEGAMOE_EINVAL);
+    const megamoe_device_options ctas = {.struct_size = sizeof ctas, .max_ctas = 8};
+    T_STATUS(megamoe_device_open("cpu", &ctas, &device), MEGAMOE_EINVAL);
+    T_CONTAINS(megamoe_last_error(), "max_ctas is 8");
     megamoe_device_close(NULL);
+}
+
+T_CASE(counts) {
+    int32_t count = -1;
+    T_OK(megamoe_device_count("cpu", &count));
+    T_EQ_INT(count, 1);
+    T_STATUS(megamoe_device_count("gpu", &count), MEGAMOE_EINVAL);
+    T_CONTAINS(megamoe_last_error(), "'gpu'");
+    T_EQ_INT(count, 0);
+    T_STATUS(megamoe_device_count(NULL, &count), MEGAMOE_EINVAL);
+    T_STATUS(megamoe_device_count("cpu", NULL), MEGAMOE_EINVAL);
 }
 
 T_CASE(describes) {
@@ -50,7 +67,7 @@ T_CASE(describes) {
         T_EQ_INT(info.threads, threads);
         T_CHECK(info.cores >= 1);
         T_EQ_INT(info.pinned, threads <= info.cores);
-        T_EQ_INT(info.cuda_built, 0);
+        T_EQ_INT(info.multiprocessors, 0);
         T_STATUS(megamoe_device_describe(device, NULL), MEGAMOE_EINVAL);
         T_STATUS(megamoe_device_describe(NULL, &info), MEGAMOE_EINVAL);
         megamoe_device_close(device);

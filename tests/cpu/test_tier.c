@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cpu/device.h"
 #include "cpu/kernels.h"
-#include "megamoe/device.h"
 #include "t.h"
 
 static const char *const words[MM_TIERS] = {"scalar", "avx2", "avx512"};
@@ -51,7 +51,7 @@ T_CASE(refuses_unknown_words) {
         T_CONTAINS(megamoe_last_error(), wrong[i]);
         T_CONTAINS(megamoe_last_error(), "scalar, avx2 or avx512");
         megamoe_device *device;
-        T_STATUS(megamoe_device_open("cpu", NULL, &device), MEGAMOE_EINVAL);
+        T_STATUS(mm_cpu_open(&(megamoe_device_options){0}, &device), MEGAMOE_EINVAL);
         T_CHECK(device == NULL);
     }
 }

@@ -165,6 +165,7 @@ T_CASE(layer_options) {
     REFUSED(o.physical_to_logical = map; o.physical_experts = 3, "physical_experts");
     REFUSED(o.physical_to_logical = beyond; o.physical_experts = 5, "physical_to_logical[3]");
     REFUSED(o.physical_to_logical = lacking; o.physical_experts = 4, "logical expert 2");
+    REFUSED(o.round_outside_window = true, "round_outside_window");
     REFUSED(o.struct_size = 0, "struct_size");
 #undef REFUSED
     T_STATUS(megamoe_layer_create(NULL, f.rank[0].device, x->m.weights, NULL, &layer),
@@ -176,6 +177,58 @@ T_CASE(layer_options) {
     T_STATUS(megamoe_layer_create(f.rank[0].comm, f.rank[0].device, x->m.weights, NULL, NULL),
              MEGAMOE_EINVAL);
     fleet_close(&f);
+    close_fixture(x);
+}
+
+T_CASE(weights_for_another_device) {
+    fixture *x = open_fixture(19);
+    megamoe_prepare_options options = MEGAMOE_INIT(megamoe_prepare_options);
+    options.device = "cuda";
+    const char *path = t_path("layer");
+    T_OK(megamoe_weights_prepare(x->m.weights, NULL, &options, path));
+    megamoe_weights *weights;
+    T_OK(megamoe_weights_open(path, &weights));
+    const setup s = {.weights = weights};
+    fleet f = fleet_open_comms(&s);
+    megamoe_layer *layer;
+    T_STATUS(megamoe_layer_create(f.rank[0].comm, f.rank[0].device, weights, NULL, &layer),
+             MEGAMOE_EUNSUPPORTED);
+    T_CHECK(!layer);
+    T_CONTAINS(megamoe_last_error(), "prepared for device \"cuda\" and this one is \"cpu\"");
+    fleet_close(&f);
+    megamoe_weights_close(weights);
+    close_fixture(x);
+}
+
+static void note_progress(void *user, uint64_t done, uint64_t total) {
+    uint64_t *last = user;
+    T_CHECK(done >= last[0] && done <= total);
+    last[0] = done;
+    last[1] = total;
+}
+
+/* Packed, or copied from prepared weights. */
+T_CASE(progress_ends_at_the_total) {
+    fixture *x = open_fixture(20);
+    const char *path = t_path("layer");
+    T_OK(megamoe_weights_prepare(x->m.weights, NULL, NULL, path));
+    megamoe_weights *prepared;
+    T_OK(megamoe_weights_open(path, &prepared));
+    for (int copied = 0; copied < 2; copied++) {
+        const megamoe_weights *weights = copied ? prepared : x->m.weights;
+        const setup s = {.weights = weights, .threads = 2};
+        fleet f = fleet_open_comms(&s);
+        uint64_t last[2] = {0, 0};
+        megamoe_layer_options options = MEGAMOE_INIT(megamoe_layer_options);
+        options.copy_prepared = true;
+        options.progress = (megamoe_progress){note_progress, last};
+        T_OK(megamoe_layer_create(f.rank[0].comm, f.rank[0].device, weights, &options,
+                                  &f.rank[0].layer));
+        T_EQ_HEX(last[0], megamoe_layer_bytes(f.rank[0].layer));
+        T_EQ_HEX(last[1], last[0]);
+        fleet_close(&f);
+    }
+    megamoe_weights_close(prepared);
     close_fixture(x);
 }
 
@@ -259,6 +312,28 @@ T_CASE(structs_of_other_sizes) {
     T_STATUS(megamoe_workspace_status(r->workspace, &detail), MEGAMOE_EINVAL);
     megamoe_workspace_views views = {.struct_size = 0};
     T_STATUS(megamoe_workspace_get_views(r->workspace, &views), MEGAMOE_EINVAL);
+    fleet_close(&f);
+    close_fixture(x);
+}
+
+T_CASE(what_a_workspace_tells) {
+    fixture *x = open_fixture(43);
+    const setup s = {.weights = x->m.weights, .ranks = 2, .tokens = 7};
+    fleet f = fleet_open(&s);
+    const megamoe_workspace *workspace = f.rank[1].workspace;
+    const char *what = NULL;
+    uint64_t sum = 0, bytes;
+    int32_t parts = 0;
+    for (; megamoe_workspace_part(workspace, parts, &what, &bytes); parts++) {
+        T_CHECK_MSG(*what && bytes > 0, "part %d", parts);
+        sum += bytes;
+    }
+    T_CHECK(parts > 1);
+    T_EQ_HEX(sum, megamoe_workspace_bytes(workspace));
+    T_CHECK(!megamoe_workspace_part(workspace, -1, &what, &bytes));
+    T_CHECK(!megamoe_workspace_part(workspace, parts + 1, &what, &bytes));
+    megamoe_workspace_times times = MEGAMOE_INIT(megamoe_workspace_times);
+    T_STATUS(megamoe_workspace_get_times(workspace, &times), MEGAMOE_EUNSUPPORTED);
     fleet_close(&f);
     close_fixture(x);
 }

@@ -26,7 +26,7 @@ fleet fleet_open_comms(const setup *s) {
         megamoe_device_options options = MEGAMOE_INIT(megamoe_device_options);
         options.threads = s->threads ? s->threads : 1;
         options.no_pinning = true; /* ranks would share cores */
-        T_OK(megamoe_device_open("cpu", &options, &one->device));
+        T_OK(megamoe_device_open(s->device ? s->device : "cpu", &options, &one->device));
         one->shape = (megamoe_shape){
             .struct_size = sizeof one->shape,
             .hidden = desc.hidden,

@@ -11,11 +11,12 @@ enum { MAX_RANKS = 8 };
 /* Zero is the default of everything but the weights. */
 typedef struct setup {
     const megamoe_weights *weights;
-    int32_t ranks;    /* 0: a communicator of one's own */
-    bool folded;      /* one thread drives all ranks */
-    int32_t threads;  /* of each rank's device; 0: 1 */
-    const char *tier; /* as MEGAMOE_CPU; NULL: the best */
-    int32_t topk;     /* 0: 2 */
+    int32_t ranks;      /* 0: a communicator of one's own */
+    bool folded;        /* one thread drives all ranks */
+    const char *device; /* NULL: "cpu" */
+    int32_t threads;    /* of each rank's device; 0: 1 */
+    const char *tier;   /* as MEGAMOE_CPU; NULL: the best */
+    int32_t topk;       /* 0: 2 */
     megamoe_input_scale input_scale;
     int64_t tokens; /* capacity of a rank; 0: 64 */
     int64_t pool_rows;

@@ -478,7 +478,6 @@ T_CASE(receive_counts_by_physical_expert) {
     const uint64_t two = megamoe_layer_bytes(f.rank[1].layer);
     T_CHECK(two > 0 && megamoe_layer_bytes(f.rank[2].layer) == two);
     T_EQ_INT((int64_t)(2 * megamoe_layer_bytes(f.rank[0].layer)), (int64_t)(3 * two));
-    T_CHECK(megamoe_workspace_bytes(f.rank[0].workspace) > 0);
     fleet_close(&f);
     batch_free(&b);
     model_close(&m);

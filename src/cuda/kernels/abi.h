@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the host gives the kernels. Included by C and by CUDA; plain integers and pointers only.
+ *
+ * Each rank has a window, laid out alike on all ranks, that other ranks write into, and local
+ * memory that only its own kernels touch. Every word that another rank writes has one writer and
+ * carries the epoch, the number of the forward on this workspace; nothing remote is incremented or
+ * cleared.
+ *
+ * Token pools are [K / 128][rows][128]: each expert's rows are contiguous and begin at a multiple
+ * of 16. The eight 16-byte pieces of a row's 128 bytes are stored at piece ^ (row % 8), the tensor
+ * core's 128-byte swizzle; the order of the bytes is that of src/weights/cuda_layout.h.
+ * Scales of a pool are [K / 128][rows]; inside 16 rows, row 8 j + 2 q + b stands at 4 q + 2 j + b.
+ * Exponent bytes hold the exponent + 48.
+ */
+#ifndef MM_CUDA_KERNELS_ABI_H
+#define MM_CUDA_KERNELS_ABI_H
+
+#include <stdint.h>
+
+enum {
+    MM_CUDA_FOLDED_MAX = 8, /* ranks of one launch */
+    MM_CUDA_RANKS_MAX = 64,
+    MM_CUDA_BLOCKS_MAX = 256, /* of a rank */
+    MM_CUDA_THREADS = 384,
+    MM_CUDA_ROW_MULTIPLE = 16,  /* of the start of an expert's rows in a pool */
+    MM_CUDA_ROWS_BEYOND = 128,  /* a tile may read, but never uses, this many rows more */
+    MM_CUDA_EXPONENT_BIAS = 48, /* of exponent bytes in pools */
+    MM_CUDA_TASK_SLOTS = 4,
+    MM_CUDA_ROW_DATA_BYTES = 256 + 256 * 4 + 16, /* of a tile: exponents, biases, globals */
+    MM_CUDA_TINY = 1 << 30 /* in mm_cuda_record.rank: the second token factor is 2^-64 */
+};
+
+/* What travels with a row of FC1's input. */
+typedef struct mm_cuda_record {
+    float scale;   /* of the token; 1 where scales are per block */
+    float weight;  /* of the route */
+    int32_t rank;  /* of the token; MM_CUDA_TINY may be added */
+    int32_t route; /* token * topk + slot */
+} mm_cuda_record;
+
+/* What a rank tells every other at the beginning of a forward; `epoch` is written last. */
+typedef struct mm_cuda_cell {
+    uint32_t epoch;
+    int32_t status; /* megamoe_status of the staged batch */
+    int32_t token, slot;
+    int64_t value;
+    uint64_t key; /* of the layer */
+} mm_cuda_cell;
+
+/* Offsets into a window. */
+typedef struct mm_cuda_window {
+    uint64_t cells;    /* mm_cuda_cell [parity 2][ranks] */
+    uint64_t counts;   /* int32 [parity 2][ranks][physical]: routes of a rank to each expert */
+    uint64_t arrivals; /* uint32 [local experts][ranks]: epoch in which a source's rows are in */
+    uint64_t aborted;  /* uint32: not zero once a rank has given up */
+    uint64_t codes;    /* pool of FC1's input */
+    uint64_t scales;   /* its exponent bytes (SCALE_BLOCK) or floats (SCALE_BLOCK_F32) */
+    uint64_t records;  /* mm_cuda_record [rows] */
+    uint64_t results;  /* BF16 [tokens * topk][results_stride]: rows that experts return */
+    uint64_t returned; /* uint32 [tokens * topk]: epoch in which a row is complete */
+    uint64_t bytes;
+} mm_cuda_window;
+
+/* Local memory that lives as long as the workspace; zeroed at its creation. */
+typedef struct mm_cuda_state {
+    uint32_t epoch;     /* of the last forward that ended */
+    uint32_t left;      /* thread blocks that have left the current one */
+    uint32_t claims[2]; /* by parity: tasks handed out */
+    uint32_t gave_up;   /* not zero once a thread block has reported that this rank waits no more */
+    /* The staged batch. The error, if any, is that of the lowest `order`. */
+    int32_t tokens;
+    uint32_t lock;
+    uint32_t unused;
+    uint64_t order; /* UINT64_MAX: none; else token * (topk + 1) + slot, or + topk for a scale */
+    int64_t value;
+} mm_cuda_state;
+
+/* Host-mapped; what a forward found. `epoch` is written last. */
+typedef struct mm_cuda_found {
+    uint32_t epoch; /* in which it was found */
+    int32_t status; /* megamoe_status */
+    int32_t phase;  /* megamoe_phase */
+    int32_t rank;
+    int32_t token, slot;
+    int64_t value;
+} mm_cuda_found;
+
+/* When a thread block did what, by %globaltimer; the differences that FC1 and
+ * FC2 took are summed over its tiles. */
+typedef enum mm_cuda_time {
+    MM_CUDA_TIME_ENTRY,
+    MM_CUDA_TIME_BEGUN,    /* counted, agreed and sorted */
+    MM_CUDA_TIME_FIRST,    /* the tokens of its first tile were there */
+    MM_CUDA_TIME_FC1,      /* nanoseconds, waiting for tokens included */
+    MM_CUDA_TIME_FC2,      /* likewise */
+    MM_CUDA_TIME_LAST,     /* its last tile's sums were finished */
+    MM_CUDA_TIME_COMBINED, /* its tokens were summed */
+    MM_CUDA_TIMES = 8
+} mm_cuda_time;
+
+/* The staged batch of one rank: [tokens] rows. */
+typedef struct mm_cuda_staged {
+    uint8_t *codes;      /* [chunks * 128], in the order of cuda_layout.h, not swizzled */
+    float *scales;       /* SCALE_TOKEN: [1] */
+    uint8_t *tiny;       /* [1]: the second token factor is 2^-64 */
+    uint8_t *blocks;     /* SCALE_BLOCK: E8M0 [chunks] */
+    float *block_scales; /* SCALE_BLOCK_F32: [chunks] */
+    int32_t *ids;        /* [topk] */
+    float *weights;      /* [topk] */
+} mm_cuda_staged;
+
+/* One rank of a forward. */
+typedef struct mm_cuda_rank {
+    int32_t rank;
+    int32_t local;                /* experts of this rank */
+    const uint8_t *blobs;         /* [local] */
+    const int32_t *replica_start; /* [experts + 1]; NULL: physical = logical */
+    const int32_t *replicas;      /* [physical] */
+    uint8_t *const *windows;      /* [ranks], device memory: every rank's window */
+    mm_cuda_state *state;
+    mm_cuda_found *found;
+    const volatile uint32_t *host_abort; /* host-mapped: not zero after megamoe_comm_abort */
+    mm_cuda_staged staged;
+    int32_t *order;         /* int32 [tokens * topk][4]: scratch of dispatch */
+    uint32_t *dispatched;   /* [parity 2][physical]: routes stored */
+    uint32_t *fc1_done;     /* [parity 2][units]: row tiles of a token tile that are finished */
+    uint32_t *fc2_done;     /* [parity 2][units] */
+    int32_t *received;      /* [local]: routes, for megamoe_workspace_receive_counts */
+    uint64_t *times;        /* [blocks][MM_CUDA_TIMES] */
+    uint8_t *hidden_codes;  /* pool of FC2's input */
+    uint8_t *hidden_scales; /* its exponent bytes */
+    uint16_t *y;            /* BF16 [tokens][y_stride] */
+    int64_t y_stride;
+    uint64_t key; /* of the layer, the same on ranks that fit */
+} mm_cuda_rank;
+
+/* A forward of `here` ranks in one launch of here * blocks thread blocks. */
+typedef struct mm_cuda_forward_args {
+    int32_t here, blocks;
+    int32_t ranks, physical, topk;
+    int32_t hidden; /* without padding */
+    int32_t hidden_chunks, intermediate_chunks, fc1_tiles, fc2_tiles;
+    int32_t input_scale; /* megamoe_input_scale */
+    int32_t weight_after_fc2;
+    int32_t has_bias;
+    int32_t stages;    /* of the ring in shared memory */
+    int32_t lag;       /* token tiles by which FC2 follows FC1 */
+    int32_t pool_rows; /* routes that a rank can receive */
+    int64_t rows;      /* of each pool, padding included */
+    int64_t units;     /* token tiles for which there are counters */
+    int64_t results_stride;
+    uint64_t deadline_ns;
+    float alpha, offset, limit;
+    uint64_t blob_bytes, fc1_offset, fc2_offset;
+    uint64_t fc1_exponents_offset, fc2_exponents_offset;
+    uint64_t fc1_bias_offset, fc2_bias_offset, globals_offset;
+    const uint8_t *decode_table;
+    mm_cuda_window window;
+    mm_cuda_rank rank[MM_CUDA_FOLDED_MAX];
+} mm_cuda_forward_args;
+
+/* Staging. `x` is BF16 [n][x_stride], or NULL for the views of the workspace. */
+typedef struct mm_cuda_stage_args {
+    int32_t tokens, hidden, chunks, topk, experts;
+    int32_t input_scale;
+    const uint16_t *x;
+    int64_t x_stride;
+    const void *ids; /* NULL with x NULL */
+    int64_t ids_stride;
+    int32_t ids_are_64;
+    const void *weights;
+    int64_t weights_stride;
+    int32_t weights_are_bf16;
+    const uint8_t *view_codes; /* E4M3 [n][view_stride], natural order */
+    int64_t view_stride;
+    mm_cuda_staged staged;
+    mm_cuda_state *state;
+} mm_cuda_stage_args;
+
+/* Bytes of the parts of shared memory; n is the token tile. */
+static inline uint32_t mm_cuda_stage_smem(uint32_t n, uint32_t weight_bytes, uint32_t scale_bytes) {
+    return n * 128 + weight_bytes + (n < 16 ? 16 : n) * scale_bytes;
+}
+
+/* Everything but the ring. The tables of experts come last. */
+static inline uint32_t mm_cuda_fixed_smem(uint32_t n, uint32_t table_bytes, uint32_t physical) {
+    return 1024 /* alignment */ + n * 128 /* FC2's input on its way out */ + table_bytes +
+           MM_CUDA_TASK_SLOTS * (n * 16 + 64 + MM_CUDA_ROW_DATA_BYTES) +
+           9 * n * 4 /* largest magnitudes */ + 4096 /* barriers, words, padding of the ring */ +
+           (6 * physical + 16) * 4;
+}
+
+#endif

@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Counting, agreeing, and sending tokens to the ranks of their experts. */
+#ifndef MM_CUDA_KERNELS_DISPATCH_CUH
+#define MM_CUDA_KERNELS_DISPATCH_CUH
+
+#include "cuda/kernels/shared.cuh"
+
+/* The physical expert of a route. */
+MM_DEVICE int32_t mm_physical_of(const mm_block *b, int32_t id, int32_t route) {
+    const mm_cuda_rank *rank = b->rank;
+    if (!rank->replica_start)
+        return id;
+    const int32_t start = rank->replica_start[id];
+    const int32_t count = rank->replica_start[id + 1] - start;
+    const uint32_t token = (uint32_t)route / (uint32_t)b->args->topk;
+    const uint32_t turn = ((uint32_t)rank->rank + token) % (uint32_t)count;
+    return rank->replicas[start + (int32_t)turn];
+}
+
+/* This block's share of the rank's routes. */
+MM_DEVICE int32_t mm_share_of_routes(const mm_block *b, int32_t block) {
+    return (int32_t)((int64_t)b->tokens * b->args->topk * block / b->args->blocks);
+}
+
+/*
+ * Every block counts all routes of its rank, so that none waits for another: those before its share
+ * (`cursor`), in its share (`own`), and all (`mine`).
+ */
+MM_DEVICE void mm_count(mm_block *b) {
+    const int32_t physical = b->args->physical;
+    for (int32_t p = threadIdx.x; p < physical; p += MM_CUDA_THREADS) {
+        b->mine[p] = 0;
+        b->cursor[p] = 0;
+        b->own[p] = 0;
+    }
+    __syncthreads();
+    const int32_t routes = b->rank->state->order == UINT64_MAX ? b->tokens * b->args->topk : 0;
+    const int32_t low = mm_share_of_routes(b, b->block);
+    const int32_t high = mm_share_of_routes(b, b->block + 1);
+    /* Four ids at a time; the buffer has room for those behind the last. */
+#pragma unroll 1
+    for (int32_t i0 = 4 * threadIdx.x; i0 < routes; i0 += 4 * MM_CUDA_THREADS) {
+        const int4 four = __ldg((const int4 *)(b->rank->staged.ids + i0));
+        const int32_t ids[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int32_t u = 0; u < 4; u++) {
+            const int32_t i = i0 + u;
+            if (i >= routes || ids[u] < 0)
+                continue;
+            int32_t *table = i < low ? b->cursor : i < high ? b->own : b->mine;
+            atomicAdd(&table[mm_physical_of(b, ids[u], i)], 1);
+        }
+    }
+    __syncthreads();
+    for (int32_t p = threadIdx.x; p < physical; p += MM_CUDA_THREADS)
+        b->mine[p] += b->cursor[p] + b->own[p];
+    __syncthreads();
+}
+
+MM_DEVICE mm_cuda_cell *mm_cells(const mm_block *b, uint8_t *window) {
+    return (mm_cuda_cell *)(window + b->args->window.cells) + (int64_t)b->parity * b->args->ranks;
+}
+
+/* Routes of `source` to every expert, as `window` has them. */
+MM_DEVICE int32_t *mm_counts(const mm_block *b, uint8_t *window, int32_t source) {
+    return (int32_t *)(window + b->args->window.counts) +
+           ((int64_t)b->parity * b->args->ranks + source) * b->args->physical;
+}
+
+/* The staged batch's first error, as a token and a slot (-1: a scale); false if there is none. */
+MM_DEVICE bool mm_staged_error(const mm_block *b, int32_t *token, int32_t *slot) {
+    const uint64_t order = b->rank->state->order;
+    const uint64_t per_token = (uint64_t)b->args->topk + 1;
+    if (order == UINT64_MAX) {
+        *token = *slot = -1;
+        return false;
+    }
+    *token = (int32_t)(order / per_token);
+    *slot = (int32_t)(order % per_token);
+    if (*slot == b->args->topk)
+        *slot = -1;
+    return true;
+}
+
+/* By the first block of a rank. */
+MM_DEVICE void mm_publish(const mm_block *b) {
+    const int32_t me = b->rank->rank;
+    for (int32_t r = 0; r < b->args->ranks; r++) {
+        int32_t *counts = mm_counts(b, b->rank->windows[r], me);
+        for (int32_t p = threadIdx.x; p < b->args->physical; p += MM_CUDA_THREADS)
+            counts[p] = b->mine[p];
+    }
+    __syncthreads();
+    for (int32_t r = threadIdx.x; r < b->args->ranks; r += MM_CUDA_THREADS) {
+        mm_cuda_cell *cell = mm_cells(b, b->rank->windows[r]) + me;
+        int32_t token, slot;
+        cell->status = mm_staged_error(b, &token, &slot) ? MEGAMOE_EID : MEGAMOE_OK;
+        cell->token = token;
+        cell->slot = slot;
+        cell->value = b->rank->state->value;
+        cell->key = b->rank->key;
+        mm_fence_acq_rel_sys();
+        mm_store_release_sys(&cell->epoch, b->epoch);
+    }
+}
+
+/* Until every rank has published this epoch: nobody goes on before. */
+MM_DEVICE void mm_await_cells(const mm_block *b) {
+    for (int32_t r = threadIdx.x; r < b->args->ranks; r += MM_CUDA_THREADS) {
+        const mm_cuda_cell *cell = mm_cells(b, b->rank->windows[b->rank->rank]) + r;
+        uint32_t polls = 0;
+        uint64_t start = 0;
+        while (mm_load_acquire_sys(&cell->epoch) != b->epoch)
+            if (!mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_COUNT, r))
+                break;
+    }
+    __syncthreads();
+}
+
+/* Totals over ranks, and how many of each expert's rows come before this block's. */
+MM_DEVICE void mm_total(const mm_block *b) {
+    uint8_t *window = b->rank->windows[b->rank->rank];
+    for (int32_t p = threadIdx.x; p < b->args->physical; p += MM_CUDA_THREADS) {
+        if (b->args->ranks == 1) {
+            b->total[p] = b->mine[p];
+            continue;
+        }
+        int32_t total = 0, before = 0;
+        for (int32_t r = 0; r < b->args->ranks; r++) {
+            const int32_t count = __ldcg(mm_counts(b, window, r) + p);
+            total += count;
+            before += r < b->rank->rank ? count : 0;
+        }
+        b->total[p] = total;
+        b->cursor[p] += before;
+    }
+    __syncthreads();
+}
+
+/* Exclusive prefix sum over the lanes; *sum gets all. */
+MM_DEVICE int32_t mm_prefix(int32_t value, int32_t *sum) {
+    int32_t inclusive = value;
+    for (int32_t step = 1; step < 32; step *= 2) {
+        const int32_t other = __shfl_up_sync(~0u, inclusive, step);
+        inclusive += (int32_t)(threadIdx.x % 32) >= step ? other : 0;
+    }
+    *sum = __shfl_sync(~0u, inclusive, 31);
+    return inclusive - value;
+}
+
+/* Where rows begin, at every owner; token tiles of this rank; places in `order`. A warp each. */
+MM_DEVICE void mm_prefix_sums(const mm_block *b) {
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int32_t physical = b->args->physical, ranks = b->args->ranks;
+    int32_t sum;
+    for (int32_t owner = warp; owner < ranks; owner += WARPS - 2) {
+        if (warp >= WARPS - 2)
+            break;
+        const int32_t first = mm_share_first(physical, owner, ranks);
+        const int32_t end = mm_share_first(physical, owner + 1, ranks);
+        int32_t rows = 0, need = 0;
+        for (int32_t p0 = first; p0 < end; p0 += 32) {
+            const int32_t p = p0 + lane;
+            const int32_t total = p < end ? b->total[p] : 0;
+            const int32_t padded = (total + MM_CUDA_ROW_MULTIPLE - 1) & -MM_CUDA_ROW_MULTIPLE;
+            const int32_t before = mm_prefix(padded, &sum);
+            if (p < end)
+                b->start[p] = rows + before;
+            rows += sum;
+            mm_prefix(total, &sum);
+            need += sum;
+        }
+        if (lane == 0)
+            ((int32_t *)(b->smem + NEEDS))[owner] = need;
+    }
+    if (warp == WARPS - 2) {
+        int32_t tiles = 0;
+        for (int32_t e0 = 0; e0 < b->rank->local; e0 += 32) {
+            const int32_t e = e0 + lane;
+            const int32_t total = e < b->rank->local ? b->total[b->first + e] : 0;
+            const int32_t before = mm_prefix((total + MM_N - 1) / MM_N, &sum);
+            if (e < b->rank->local)
+                b->tiles[e] = tiles + before;
+            tiles += sum;
+        }
+        if (lane == 0) {
+            b->tiles[b->rank->local] = tiles;
+            b->words->units = tiles;
+        }
+    }
+    if (warp == WARPS - 1) {
+        int32_t place = 0;
+        for (int32_t p0 = 0; p0 < physical; p0 += 32) {
+            const int32_t p = p0 + lane;
+            const int32_t before = mm_prefix(p < physical ? b->own[p] : 0, &sum);
+            if (p < physical)
+                b->own[p] = place + before;
+            place += sum;
+        }
+    }
+    __syncthreads();
+}
+
+/*
+ * An error of one rank is the error of all: status of a batch, layers that differ, pools that
+ * overflow, in this order. Every rank sees the same and decides alike.
+ */
+MM_DEVICE void mm_agree(const mm_block *b) {
+    const int32_t ranks = b->args->ranks, me = b->rank->rank;
+    const bool reports = b->block == 0;
+    int32_t token, slot;
+    if (ranks == 1 && mm_staged_error(b, &token, &slot)) {
+        if (reports)
+            mm_report(b, MEGAMOE_EID, MEGAMOE_PHASE_COUNT, me, token, slot, b->rank->state->value);
+        b->words->stop = 1;
+        return;
+    }
+    if (ranks > 1) {
+        const volatile mm_cuda_cell *cells = mm_cells(b, b->rank->windows[me]);
+        int32_t bad = 0, other = 0;
+        while (bad < ranks && cells[bad].status == MEGAMOE_OK)
+            bad++;
+        while (other < ranks && cells[other].key == cells[0].key)
+            other++;
+        if (bad < ranks || other < ranks) {
+            b->words->stop = 1;
+            if (!reports)
+                return;
+            if (bad < ranks)
+                mm_report(b, cells[bad].status, MEGAMOE_PHASE_COUNT, bad, cells[bad].token,
+                          cells[bad].slot, cells[bad].value);
+            else
+                mm_report(b, MEGAMOE_EINVAL, MEGAMOE_PHASE_COUNT, other, -1, -1, 0);
+            return;
+        }
+    }
+    for (int32_t r = 0; r < ranks; r++) {
+        const int32_t need = ((const int32_t *)(b->smem + NEEDS))[r];
+        if (need <= b->args->pool_rows)
+            continue;
+        b->words->stop = 1;
+        if (reports)
+            mm_report(b, MEGAMOE_ECAPACITY, MEGAMOE_PHASE_DISPATCH, r, -1, -1, need);
+        return;
+    }
+}
+
+/* The counters of the next epoch: nobody has used them since the last one. */
+MM_DEVICE void mm_clear_counters(const mm_block *b) {
+    const uint32_t parity = b->parity ^ 1;
+    const int64_t thread = (int64_t)b->block * MM_CUDA_THREADS + threadIdx.x;
+    const int64_t threads = (int64_t)b->args->blocks * MM_CUDA_THREADS;
+    for (int64_t i = thread; i < b->args->physical; i += threads)
+        b->rank->dispatched[parity * b->args->physical + i] = 0;
+    for (int64_t i = thread; i < b->args->units; i += threads) {
+        b->rank->fc1_done[parity * b->args->units + i] = 0;
+        b->rank->fc2_done[parity * b->args->units + i] = 0;
+    }
+    if (thread == 0)
+        b->rank->state->claims[parity] = 0;
+}
+
+/* This block's routes by expert: {route, physical expert, row}. A few fit shared memory. */
+MM_DEVICE int4 *mm_order(const mm_block *b) {
+    const int32_t low = mm_share_of_routes(b, b->block);
+    const int32_t routes = mm_share_of_routes(b, b->block + 1) - low;
+    return routes <= ORDER_ROUTES ? (int4 *)(b->smem + ORDER) : (int4 *)b->rank->order + low;
+}
+
+/* Sorts this block's routes by expert: FC1's first tiles are complete early. */
+MM_DEVICE void mm_sort_routes(const mm_block *b) {
+    const int32_t low = mm_share_of_routes(b, b->block);
+    const int32_t high = mm_share_of_routes(b, b->block + 1);
+    int4 *order = mm_order(b);
+    for (int32_t i = low + (int32_t)threadIdx.x; i < high; i += MM_CUDA_THREADS) {
+        const int32_t id = b->rank->staged.ids[i];
+        if (id < 0)
+            continue;
+        const int32_t p = mm_physical_of(b, id, i);
+        const int32_t row = b->start[p] + atomicAdd(&b->cursor[p], 1);
+        order[atomicAdd(&b->own[p], 1)] = make_int4(i, p, row, 0);
+    }
+    __syncthreads();
+}
+
+/* Everything before the roles part. */
+MM_DEVICE void mm_begin(mm_block *b) {
+    mm_count(b);
+    if (b->args->ranks > 1) {
+        if (b->block == 0)
+            mm_publish(b);
+        mm_await_cells(b);
+        if (b->words->stop)
+            return;
+    }
+    mm_total(b);
+    mm_prefix_sums(b);
+    if (threadIdx.x == 0)
+        mm_agree(b);
+    mm_clear_counters(b);
+    if (b->block == 0)
+        for (int32_t e = threadIdx.x; e < b->rank->local; e += MM_CUDA_THREADS)
+            b->rank->received[e] = b->total[b->first + e];
+    mm_sort_routes(b);
+}
+
+enum { PIECES_AT_ONCE = 4 /* of 16 bytes, in registers */ };
+
+/* The row of one route, by one warp. */
+MM_DEVICE void mm_send(const mm_block *b, int4 entry) {
+    const mm_cuda_forward_args *args = b->args;
+    const mm_cuda_staged *staged = &b->rank->staged;
+    const int32_t lane = threadIdx.x % 32;
+    const int32_t route = entry.x, p = entry.y;
+    const int64_t row = entry.z, rows = args->rows;
+    const int64_t token = route / args->topk;
+    const int32_t chunks = args->hidden_chunks;
+    const int32_t owner = mm_share_owner(args->physical, p, args->ranks);
+    uint8_t *window = b->rank->windows[owner];
+
+    const uint4 *from = (const uint4 *)(staged->codes + token * chunks * 128);
+    uint8_t *to = window + args->window.codes + row * 128;
+    const int64_t chunk_stride = rows * 128;
+    const int32_t pieces = chunks * 8;
+    const int32_t place = (lane % 8) ^ (int32_t)(row % 8); /* the piece in its chunk is lane % 8 */
+    for (int32_t v = lane; v < pieces; v += PIECES_AT_ONCE * 32) {
+        uint4 piece[PIECES_AT_ONCE];
+#pragma unroll
+        for (int32_t u = 0; u < PIECES_AT_ONCE; u++)
+            if (v + 32 * u < pieces)
+                piece[u] = from[v + 32 * u];
+#pragma unroll
+        for (int32_t u = 0; u < PIECES_AT_ONCE; u++)
+            if (v + 32 * u < pieces)
+                *(uint4 *)(to + (v / 8 + 4 * u) * chunk_stride + place * 16) = piece[u];
+    }
+    uint8_t *scales = window + args->window.scales;
+    const int64_t scale_place = mm_scale_place(row);
+    if (args->input_scale == MEGAMOE_SCALE_BLOCK)
+        for (int32_t c = lane; c < chunks; c += 32)
+            scales[c * rows + scale_place] =
+                (uint8_t)(staged->blocks[token * chunks + c] - 127 + MM_CUDA_EXPONENT_BIAS);
+    else if (args->input_scale == MEGAMOE_SCALE_BLOCK_F32)
+        for (int32_t c = lane; c < chunks; c += 32)
+            ((float *)scales)[c * rows + scale_place] = staged->block_scales[token * chunks + c];
+    if (lane == 0) {
+        const bool by_token = args->input_scale == MEGAMOE_SCALE_TOKEN;
+        const int4 record =
+            make_int4(by_token ? __float_as_int(staged->scales[token]) : __float_as_int(1.0f),
+                      __float_as_int(staged->weights[route]),
+                      b->rank->rank + (by_token && staged->tiny[token] ? MM_CUDA_TINY : 0), route);
+        *(int4 *)(window + args->window.records + row * RECORD_BYTES) = record;
+    }
+    mm_fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) {
+        uint32_t *stored = b->rank->dispatched + b->parity * args->physical + p;
+        if (args->ranks == 1) {
+            mm_add_release_gpu(stored, 1);
+        } else if (mm_add_acq_rel_gpu(stored, 1) + 1 == (uint32_t)b->mine[p]) {
+            const int32_t local = p - mm_share_first(args->physical, owner, args->ranks);
+            mm_fence_acq_rel_sys();
+            mm_store_relaxed_sys((uint32_t *)(window + args->window.arrivals) +
+                                     (int64_t)local * args->ranks + b->rank->rank,
+                                 b->epoch);
+        }
+    }
+    __syncwarp();
+}
+
+/* Sends this block's routes with the other warps that do; helpers leave after `most` of them. */
+MM_DEVICE void mm_dispatch(const mm_block *b, int32_t most) {
+    /* After sorting, the place behind the last expert's routes is the number of routes. */
+    const int32_t routes = b->own[b->args->physical - 1];
+    const int4 *order = mm_order(b);
+    for (;;) {
+        int32_t index = routes;
+        if (threadIdx.x % 32 == 0 && *(volatile int32_t *)&b->words->next < most)
+            index = atomicAdd(&b->words->next, 1);
+        index = __shfl_sync(~0u, index, 0);
+        if (index >= routes)
+            return;
+        mm_send(b, order[index]);
+    }
+}
+
+#endif

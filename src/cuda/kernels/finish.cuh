@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What happens to a tile's sums: activation and FC2's input, or rows for the tokens' ranks. */
+#ifndef MM_CUDA_KERNELS_FINISH_CUH
+#define MM_CUDA_KERNELS_FINISH_CUH
+
+#include "cuda/kernels/multiply.cuh"
+#include "num/gated.h"
+#include "num/input.h"
+
+/* What a tile's task brought with it, in shared memory. */
+typedef struct mm_tile {
+    const mm_task *task;
+    const mm_cuda_record *records; /* [MM_N] */
+    const uint8_t *rows;           /* exponents, biases, globals of its 256 rows */
+} mm_tile;
+
+/* Row factors and biases of a lane's two rows (half 0, half 1) in one 64-row chunk. */
+typedef struct mm_rows {
+    float factor[2];
+    float bias[2];
+} mm_rows;
+
+MM_DEVICE mm_rows mm_rows_of(const mm_tile *tile, bool has_bias, int32_t m) {
+    const int32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
+    const int32_t row = (warp / 4 * 2 + m) * 64 + warp % 4 * 16 + g;
+    mm_rows rows;
+#pragma unroll
+    for (int32_t half = 0; half < 2; half++) {
+        rows.factor[half] = mm_exp2i(((const int8_t *)tile->rows)[row + 8 * half]);
+        rows.bias[half] =
+            has_bias ? ((const float *)(tile->rows + ROW_BIASES))[row + 8 * half] : 0.0f;
+    }
+    return rows;
+}
+
+MM_DEVICE float mm_global_of(const mm_tile *tile, megamoe_projection projection) {
+    return ((const float *)(tile->rows + ROW_GLOBALS))[projection];
+}
+
+/* Global scales of MXFP4 are 1: nothing is multiplied. */
+MM_DEVICE float mm_times_global(float x, float global) {
+    return MM_FORMAT == 0 ? x : x * global;
+}
+
+/* ---- FC1 ---- */
+
+/*
+ * Quotients whose operands are far from the ends of FP32's range, rounded to nearest: a reciprocal
+ * and two remainders. *ordinary is cleared for others. No branch, so that several run side by side.
+ */
+MM_DEVICE float mm_divide(float x, float y, bool *ordinary) {
+    const float magnitude = fabsf(x);
+    *ordinary &= (y < 0x1p60f) & (((magnitude > 0x1p-60f) & (magnitude < 0x1p60f)) | (x == 0.0f));
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(y));
+    reciprocal = __fmaf_rn(__fmaf_rn(-y, reciprocal, 1.0f), reciprocal, reciprocal);
+    float quotient = x * reciprocal;
+    quotient = __fmaf_rn(__fmaf_rn(-y, quotient, x), reciprocal, quotient);
+    return __fmaf_rn(__fmaf_rn(-y, quotient, x), reciprocal, quotient);
+}
+
+/* Out of line: it is rare, and code that runs is to stay in the instruction cache. */
+static __device__ __noinline__ float mm_gated_any(float g, float u, float alpha, float offset,
+                                                  float limit) {
+    return mm_gated(g, u, alpha, offset, limit);
+}
+
+/* mm_gated (src/num/gated.h) with that division. */
+MM_DEVICE float mm_gated_fast(float g, float u, const mm_cuda_forward_args *args, bool *ordinary) {
+    const float limit = args->limit;
+    g = g > limit ? limit : g;
+    u = u > limit ? limit : u;
+    u = u < -limit ? -limit : u;
+    return mm_divide(g, 1.0f + mm_expf(-args->alpha * g), ordinary) * (u + args->offset);
+}
+
+/*
+ * Columns 8 j + 2 c and the next of both 64-row chunks: gates and ups to h, in place of the gates.
+ * Four values at once, so that their long chains of operations run side by side.
+ */
+MM_DEVICE void mm_activate(const mm_block *b, const mm_cuda_record *records, const mm_rows *rows,
+                           float gate_global, float up_global, float *s0, float *s1) {
+    const mm_cuda_forward_args *args = b->args;
+    float *const sums[2] = {s0, s1};
+    float g[4], u[4], h[4];
+    bool ordinary = true;
+#pragma unroll
+    for (int32_t i = 0; i < 4; i++) {
+        const int32_t m = i / 2, k = i % 2;
+        g[i] = sums[m][k] * records[k].scale;
+        u[i] = sums[m][2 + k] * records[k].scale;
+        if (records[k].rank & MM_CUDA_TINY) {
+            g[i] *= 0x1p-64f;
+            u[i] *= 0x1p-64f;
+        }
+        g[i] = mm_times_global(g[i], gate_global) * rows[m].factor[0] + rows[m].bias[0];
+        u[i] = mm_times_global(u[i], up_global) * rows[m].factor[1] + rows[m].bias[1];
+        h[i] = mm_gated_fast(g[i], u[i], args, &ordinary);
+    }
+    if (!ordinary) {
+#pragma unroll
+        for (int32_t i = 0; i < 4; i++)
+            h[i] = mm_gated_any(g[i], u[i], args->alpha, args->offset, args->limit);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < 4; i++)
+        sums[i / 2][i % 2] = args->weight_after_fc2 ? h[i] : h[i] * records[i % 2].weight;
+}
+
+/* The largest magnitudes that this warp's channels have; as bits, so that NaN is largest. */
+MM_DEVICE void mm_find_largest(const mm_block *b, const float (&s0)[MM_N / 2],
+                               const float (&s1)[MM_N / 2]) {
+    uint32_t *largest = (uint32_t *)(b->smem + LARGEST) + threadIdx.x / 32 * MM_N;
+#pragma unroll
+    for (int32_t j = 0; j < MM_N / 8; j++) {
+        uint32_t pair[2];
+#pragma unroll
+        for (int32_t k = 0; k < 2; k++) {
+            const uint32_t x = __float_as_uint(s0[4 * j + k]) & 0x7FFFFFFFu;
+            const uint32_t y = __float_as_uint(s1[4 * j + k]) & 0x7FFFFFFFu;
+            pair[k] = x > y ? x : y;
+#pragma unroll
+            for (int32_t step = 4; step < 32; step *= 2) {
+                const uint32_t other = __shfl_xor_sync(~0u, pair[k], step);
+                pair[k] = pair[k] > other ? pair[k] : other;
+            }
+        }
+        if (threadIdx.x % 32 < 4)
+            *(uint2 *)&largest[8 * j + 2 * (threadIdx.x % 4)] = make_uint2(pair[0], pair[1]);
+    }
+}
+
+/* The scale of one token's 128 channels, by one thread: what codes are multiplied by, NaN where the
+ * block is not finite (so that all its codes are NaN), and the exponent for FC2. */
+MM_DEVICE void mm_choose_scale(const mm_block *b, const mm_task *task, int32_t column) {
+    const uint32_t *largest = (const uint32_t *)(b->smem + LARGEST) + column;
+    uint32_t bits = 0;
+#pragma unroll
+    for (int32_t warp = 0; warp < MATH_WARPS; warp++)
+        bits = largest[warp * MM_N] > bits ? largest[warp * MM_N] : bits;
+    const bool finite = bits < 0x7F800000u;
+    const int32_t exponent = finite ? mm_block_exponent(bits) : 0;
+    ((float *)(b->smem + INVERSES))[column] =
+        finite ? mm_exp2i(-exponent) : __uint_as_float(0x7FC00000u);
+    if (column >= task->valid)
+        return;
+    b->rank->hidden_scales[task->tile * b->args->rows + mm_scale_place(task->row + column)] =
+        (uint8_t)(exponent + MM_CUDA_EXPONENT_BIAS);
+    mm_fence_proxy_async();
+}
+
+MM_DEVICE uint32_t mm_e4m3_pair(float low, float high) {
+    uint16_t pair;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+/* Codes of h into the tile that the finisher stores. */
+MM_DEVICE void mm_encode(const mm_block *b, const float (&s0)[MM_N / 2],
+                         const float (&s1)[MM_N / 2]) {
+    const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    const float2 *inverses = (const float2 *)(b->smem + INVERSES) + c;
+    /* Place of this lane's channel of chunk 0; that of chunk 1 is 32 bytes on. */
+    const uint32_t place = warp / 4 * 64 + warp % 4 * 8 + g;
+    /* Row 2 c of eight; the next row is 128 bytes on with its pieces of 16 exchanged in pairs. */
+    const uint32_t first = b->shared + OUT + 256 * c + (place / 16 ^ 2 * c) * 16 + place % 16;
+#pragma unroll
+    for (int32_t j = 0; j < MM_N / 8; j++) {
+        const float2 pair = inverses[4 * j];
+#pragma unroll
+        for (int32_t k = 0; k < 2; k++) {
+            const float inverse = k ? pair.y : pair.x;
+            const uint32_t codes = mm_e4m3_pair(s0[4 * j + k] * inverse, s1[4 * j + k] * inverse);
+            const uint32_t to = (k ? first + 128 ^ 16 : first) + 1024 * j;
+            mm_shared_store_1(to, codes);
+            mm_shared_store_1(to ^ 32, codes >> 8);
+        }
+    }
+}
+
+MM_DEVICE void mm_finish_fc1(const mm_block *b, const mm_tile *tile, float (&s0)[MM_N / 2],
+                             float (&s1)[MM_N / 2]) {
+    const mm_rows rows[2] = {mm_rows_of(tile, b->args->has_bias, 0),
+                             mm_rows_of(tile, b->args->has_bias, 1)};
+    const float gate_global = mm_global_of(tile, MEGAMOE_GATE);
+    const float up_global = mm_global_of(tile, MEGAMOE_UP);
+#pragma unroll
+    for (int32_t j = 0; j < MM_N / 8; j++) {
+        const mm_cuda_record *records = tile->records + 8 * j + 2 * (threadIdx.x % 4);
+        mm_activate(b, records, rows, gate_global, up_global, s0 + 4 * j, s1 + 4 * j);
+    }
+    mm_find_largest(b, s0, s1);
+    MM_NAMED_BARRIER(1, MATH_THREADS);
+    if (threadIdx.x < MM_N)
+        mm_choose_scale(b, tile->task, (int32_t)threadIdx.x);
+    MM_NAMED_BARRIER(1, MATH_THREADS);
+    mm_encode(b, s0, s1);
+    mm_fence_proxy_async_shared();
+}
+
+/* ---- FC2 ---- */
+
+/* Two rows of the transpose of an 8 x 8 tile of BF16. */
+MM_DEVICE uint32_t mm_transpose(uint32_t pair) {
+    uint32_t result;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+    return result;
+}
+
+MM_DEVICE uint32_t mm_bf16_pair(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+/* Columns 8 j + 2 c and the next of one of a lane's rows, transposed: two channels of one token. */
+MM_DEVICE uint32_t mm_route_pair(const mm_block *b, const float *sums, float global, float factor,
+                                 float bias, const float (&weights)[2]) {
+    float value[2];
+#pragma unroll
+    for (int32_t k = 0; k < 2; k++) {
+        value[k] = mm_times_global(sums[k], global) * factor;
+        value[k] = b->args->weight_after_fc2 ? (value[k] + bias) * weights[k]
+                                             : value[k] + weights[k] * bias;
+    }
+    return mm_transpose(mm_bf16_pair(value[0], value[1]));
+}
+
+MM_DEVICE void mm_finish_fc2(const mm_block *b, const mm_tile *tile, const float (&s0)[MM_N / 2],
+                             const float (&s1)[MM_N / 2]) {
+    const mm_cuda_forward_args *args = b->args;
+    const mm_task *task = tile->task;
+    const float global = mm_global_of(tile, MEGAMOE_DOWN);
+    const mm_rows rows0 = mm_rows_of(tile, args->has_bias, 0);
+    const mm_rows rows1 = mm_rows_of(tile, args->has_bias, 1);
+    const int32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
+    const int32_t channel = task->tile * MM_CUDA_TILE_ROWS + warp * 32 + c * 8;
+    uint16_t *const *results = (uint16_t *const *)(b->smem + RESULTS);
+#pragma unroll
+    for (int32_t j = 0; j < MM_N / 8; j++) {
+        const float weights[2] = {tile->records[8 * j + 2 * c].weight,
+                                  tile->records[8 * j + 2 * c + 1].weight};
+        uint32_t words[4]; /* chunk 0 halves 0 and 1, chunk 1 halves 0 and 1 */
+#pragma unroll
+        for (int32_t half = 0; half < 2; half++) {
+            words[half] = mm_route_pair(b, s0 + 4 * j + 2 * half, global, rows0.factor[half],
+                                        rows0.bias[half], weights);
+            words[2 + half] = mm_route_pair(b, s1 + 4 * j + 2 * half, global, rows1.factor[half],
+                                            rows1.bias[half], weights);
+        }
+        const int32_t column = 8 * j + g;
+        const mm_cuda_record *record = &tile->records[column];
+        if (column < task->valid)
+            *(uint4 *)(results[record->rank & ~MM_CUDA_TINY] +
+                       record->route * args->results_stride + channel) =
+                make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
+/* ---- the finisher ---- */
+
+/* FC2's input of a tile goes to its pool, then the tile counts. */
+MM_DEVICE void mm_store_hidden(const mm_block *b, const mm_task *task) {
+    if (threadIdx.x % 32 == 0) {
+        uint8_t *to = b->rank->hidden_codes + (task->tile * b->args->rows + task->row) * 128;
+        mm_bulk_store(to, b->shared + OUT, (uint32_t)task->valid * 128);
+        mm_bulk_store_wait();
+        mm_fence_proxy_async();
+        mm_add_acq_rel_gpu(b->rank->fc1_done + b->parity * b->args->units + task->unit, 1);
+    }
+    __syncwarp();
+}
+
+/* Counts a tile of FC2; the last one of its tokens tells their ranks. */
+MM_DEVICE void mm_return_routes(const mm_block *b, const mm_task *task,
+                                const mm_cuda_record *records) {
+    uint32_t done = 0;
+    if (threadIdx.x % 32 == 0)
+        done = mm_add_acq_rel_gpu(b->rank->fc2_done + b->parity * b->args->units + task->unit, 1);
+    done = __shfl_sync(~0u, done, 0);
+    if (done + 1 < (uint32_t)b->args->fc2_tiles)
+        return;
+    mm_fence_acq_rel_sys();
+    for (int32_t column = threadIdx.x % 32; column < task->valid; column += 32) {
+        const int32_t rank = records[column].rank & ~MM_CUDA_TINY;
+        uint32_t *returned = (uint32_t *)(b->rank->windows[rank] + b->args->window.returned);
+        mm_store_relaxed_sys(returned + records[column].route, b->epoch);
+    }
+}
+
+#endif

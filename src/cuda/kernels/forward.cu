@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The whole operation in one persistent launch. Compiled once for each format (MM_FORMAT), token
+ * tile (MM_N) and way to accumulate (MM_PROMOTE).
+ */
+#include "cuda/kernels/combine.cuh"
+#include "cuda/kernels/finish.cuh"
+#include "cuda/kernels/produce.cuh"
+
+/*
+ * Registers for the two math warpgroups and for the third: the launch has 168 for each thread. What
+ * fits without spills was found by trying.
+ */
+#if MM_N == 112 || (MM_FORMAT == 1 && MM_N >= 32) || (MM_PROMOTE && (MM_N == 48 || MM_FORMAT == 1))
+#define MATH_REGISTERS 216
+#define OTHER_REGISTERS 72
+#else
+#define MATH_REGISTERS 208
+#define OTHER_REGISTERS 88
+#endif
+
+enum { HELPED_ROUTES = 4 * WARPS /* of a block that math warps help to dispatch */ };
+
+MM_DEVICE void mm_set_up(const mm_block *b) {
+    const uint64_t *table = (const uint64_t *)b->args->decode_table;
+    for (int32_t i = threadIdx.x; i < TABLE_BYTES / 8; i += MM_CUDA_THREADS)
+        ((uint64_t *)(b->smem + TABLE))[i] = table[i];
+    if (threadIdx.x < MM_CUDA_TIMES)
+        mm_times(b)[threadIdx.x] = 0;
+    for (int32_t r = threadIdx.x; r < b->args->ranks; r += MM_CUDA_THREADS)
+        ((uint16_t **)(b->smem + RESULTS))[r] =
+            (uint16_t *)(b->rank->windows[r] + b->args->window.results);
+    if (threadIdx.x == 0) {
+        b->words->stop = 0;
+        b->words->next = 0;
+        b->words->units = 0;
+        for (int32_t i = 0; i < b->args->stages; i++) {
+            mm_barrier_init(b->shared + FULL + 8 * i, 1);
+            mm_barrier_init(b->shared + EMPTY + 8 * i, MATH_WARPS);
+        }
+        for (int32_t i = 0; i < MM_CUDA_TASK_SLOTS; i++) {
+            mm_barrier_init(b->shared + TASK_FULL + 8 * i, 1);
+            mm_barrier_init(b->shared + TASK_EMPTY + 8 * i, MATH_WARPS + 1);
+        }
+        mm_barrier_init(b->shared + OUT_FULL, MATH_WARPS);
+        mm_barrier_init(b->shared + OUT_EMPTY, 1);
+        mm_barrier_init_fence();
+    }
+}
+
+/* The place of a reader in the slots of tasks. */
+typedef struct mm_slot {
+    uint32_t index, parity;
+} mm_slot;
+
+MM_DEVICE void mm_slot_release(const mm_block *b, mm_slot *slot) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        mm_barrier_arrive(b->shared + TASK_EMPTY + 8 * slot->index);
+    if (++slot->index == MM_CUDA_TASK_SLOTS) {
+        slot->index = 0;
+        slot->parity ^= 1;
+    }
+}
+
+MM_DEVICE const mm_task *mm_slot_wait(const mm_block *b, const mm_slot *slot) {
+    mm_barrier_wait(b->shared + TASK_FULL + 8 * slot->index, slot->parity);
+    return (const mm_task *)(b->smem + TASKS) + slot->index;
+}
+
+MM_DEVICE const mm_cuda_record *mm_slot_records(const mm_block *b, const mm_slot *slot) {
+    return (const mm_cuda_record *)(b->smem + RECORDS) + slot->index * MM_N;
+}
+
+/* How the scales of FC1's input enter its sums. */
+MM_DEVICE int32_t mm_input_scales(const mm_cuda_forward_args *args) {
+    if (args->input_scale == MEGAMOE_SCALE_TOKEN)
+        return SCALES_NONE;
+    return args->input_scale == MEGAMOE_SCALE_BLOCK ? SCALES_EXPONENTS : SCALES_FLOATS;
+}
+
+MM_DEVICE void mm_math(const mm_block *b, const mm_cuda_forward_args *args, uint32_t shared) {
+    mm_reader reader = {shared,
+                        (uint32_t)args->stages,
+                        shared + mm_stage_scales(args),
+                        SCALE_ROWS * mm_scale_bytes(args),
+                        0,
+                        0,
+                        0,
+                        0};
+    mm_slot slot = {0, 0};
+    uint32_t out_parity = 0;
+    for (;;) {
+        const mm_task *task = mm_slot_wait(b, &slot);
+        /* The same in all lanes. A reduction says so to the compiler, which then keeps these and
+         * the addresses of stages in uniform registers, where wgmma wants its descriptors. */
+        const int32_t kind = (int32_t)__reduce_max_sync(~0u, (uint32_t)task->kind);
+        const int32_t chunks = (int32_t)__reduce_max_sync(~0u, (uint32_t)task->chunks);
+        if (kind == TASK_END)
+            break;
+        const bool first = kind == TASK_FC1;
+        const mm_tile tile = {task, mm_slot_records(b, &slot),
+                              b->smem + ROW_DATA + slot.index * MM_CUDA_ROW_DATA_BYTES};
+        const uint32_t half = task->row / 8 % 2;
+        float s0[MM_N / 2], s1[MM_N / 2];
+        mm_zero(s0);
+        mm_zero(s1);
+        /* Sums of two loops would need registers of their own: there is one, for every scale. */
+        mm_multiply(&reader, chunks, first ? mm_input_scales(args) : SCALES_EXPONENTS, half, s0,
+                    s1);
+        /* The finisher has read what the tile before left. */
+        mm_barrier_wait(b->shared + OUT_EMPTY, out_parity ^ 1);
+        if (first) {
+            mm_finish_fc1(b, &tile, s0, s1);
+        } else {
+            mm_finish_fc2(b, &tile, s0, s1);
+        }
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            mm_barrier_arrive(b->shared + OUT_FULL);
+        out_parity ^= 1;
+        mm_slot_release(b, &slot);
+    }
+}
+
+/* A tile has ended, and another has begun. */
+MM_DEVICE void mm_count_tile(const mm_block *b, int32_t kind) {
+    if (threadIdx.x % 32)
+        return;
+    volatile uint64_t *times = mm_times(b);
+    const uint64_t now = mm_globaltimer_ns();
+    const uint64_t before = times[MM_CUDA_TIME_LAST];
+    times[kind == TASK_FC1 ? MM_CUDA_TIME_FC1 : MM_CUDA_TIME_FC2] +=
+        now - (before ? before : times[MM_CUDA_TIME_BEGUN]);
+    times[MM_CUDA_TIME_LAST] = now;
+}
+
+MM_DEVICE void mm_finisher(const mm_block *b) {
+    mm_slot slot = {0, 0};
+    uint32_t parity = 0;
+    for (;;) {
+        const mm_task *task = mm_slot_wait(b, &slot);
+        if (task->kind == TASK_END)
+            break;
+        mm_barrier_wait(b->shared + OUT_FULL, parity);
+        parity ^= 1;
+        mm_count_tile(b, task->kind);
+        if (task->kind == TASK_FC1)
+            mm_store_hidden(b, task);
+        else
+            mm_return_routes(b, task, mm_slot_records(b, &slot));
+        __syncwarp();
+        if (threadIdx.x % 32 == 0)
+            mm_barrier_arrive(b->shared + OUT_EMPTY);
+        mm_slot_release(b, &slot);
+    }
+}
+
+/* The last block to leave ends the epoch: replays of a graph cannot change arguments. */
+MM_DEVICE void mm_leave(const mm_block *b) {
+    __syncthreads();
+    if (threadIdx.x < MM_CUDA_TIMES)
+        b->rank->times[b->block * MM_CUDA_TIMES + threadIdx.x] = mm_times(b)[threadIdx.x];
+    if (threadIdx.x)
+        return;
+    mm_cuda_state *state = b->rank->state;
+    if (mm_add_acq_rel_gpu(&state->left, 1) + 1 < (uint32_t)b->args->blocks)
+        return;
+    state->left = 0;
+    state->epoch = b->epoch;
+}
+
+extern "C" __global__ void __launch_bounds__(MM_CUDA_THREADS, 1)
+    mm_forward(const __grid_constant__ mm_cuda_forward_args args) {
+    extern __shared__ uint8_t shared_memory[];
+    mm_block block;
+    mm_block *b = &block;
+    b->args = &args;
+    b->rank = &args.rank[blockIdx.x / args.blocks];
+    b->block = (int32_t)(blockIdx.x % args.blocks);
+    b->shared = (mm_shared_address(shared_memory) + 1023) & ~1023u;
+    b->smem = shared_memory + (b->shared - mm_shared_address(shared_memory));
+    b->words = (mm_words *)(b->smem + WORDS);
+    b->epoch = *(volatile uint32_t *)&b->rank->state->epoch + 1;
+    b->parity = b->epoch & 1;
+    b->tokens = b->rank->state->tokens;
+    b->first = mm_share_first(args.physical, b->rank->rank, args.ranks);
+    mm_find_tables(b);
+    mm_set_up(b);
+    __syncthreads();
+    mm_mark(b, MM_CUDA_TIME_ENTRY);
+    mm_begin(b);
+    mm_mark(b, MM_CUDA_TIME_BEGUN);
+    const bool going = *(volatile int32_t *)&b->words->stop == 0;
+    mm_block *common = (mm_block *)(b->smem + BLOCK);
+    if (threadIdx.x == 0)
+        *common = block;
+    __syncthreads();
+
+    const int32_t warp = threadIdx.x / 32;
+    if (going) {
+        if (warp < MATH_WARPS) {
+            MM_REGISTERS_TAKE(MATH_REGISTERS);
+            mm_dispatch(common, HELPED_ROUTES);
+            mm_math(common, &args, b->shared);
+            mm_combine(common);
+            mm_mark(common, MM_CUDA_TIME_COMBINED);
+        } else {
+            MM_REGISTERS_GIVE(OTHER_REGISTERS);
+            if (warp == PRODUCER_WARP) {
+                if (threadIdx.x % 32 == 0)
+                    mm_produce(common);
+                __syncwarp();
+            } else if (warp == FINISHER_WARP) {
+                mm_finisher(common);
+            } else {
+                mm_dispatch(common, INT32_MAX);
+            }
+        }
+    }
+    mm_leave(b);
+}

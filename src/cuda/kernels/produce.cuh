@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The producer: claims tiles in order, waits for what they depend on, feeds the ring. One thread.
+ */
+#ifndef MM_CUDA_KERNELS_PRODUCE_CUH
+#define MM_CUDA_KERNELS_PRODUCE_CUH
+
+#include "cuda/kernels/dispatch.cuh"
+
+/* The local expert of a token tile. */
+MM_DEVICE int32_t mm_expert_of(const mm_block *b, int32_t unit) {
+    int32_t low = 0, high = b->rank->local; /* tiles[low] <= unit < tiles[high] */
+    while (high - low > 1) {
+        const int32_t middle = (low + high) / 2;
+        if (b->tiles[middle] <= unit)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/*
+ * The order of work: FC1 of all token tiles in turn, each tile's FC2 `lag` token tiles behind. FC1
+ * always stands before the FC2 that needs it, so that no claim waits for a later one. False beyond
+ * the last.
+ */
+MM_DEVICE bool mm_task_of(const mm_block *b, uint32_t claim, mm_task *task) {
+    const uint32_t units = (uint32_t)b->words->units;
+    const uint32_t fc1 = (uint32_t)b->args->fc1_tiles, fc2 = (uint32_t)b->args->fc2_tiles;
+    const uint32_t lag = (uint32_t)b->args->lag < units ? (uint32_t)b->args->lag : units;
+    uint32_t unit, tile;
+    bool second = false;
+    if (claim < lag * fc1) {
+        unit = claim / fc1;
+        tile = claim % fc1;
+    } else if ((claim -= lag * fc1) < (units - lag) * (fc1 + fc2)) {
+        unit = claim / (fc1 + fc2);
+        tile = claim % (fc1 + fc2);
+        second = tile >= fc1;
+        if (second)
+            tile -= fc1;
+        else
+            unit += lag;
+    } else if ((claim -= (units - lag) * (fc1 + fc2)) < lag * fc2) {
+        unit = units - lag + claim / fc2;
+        tile = claim % fc2;
+        second = true;
+    } else {
+        return false;
+    }
+    const int32_t e = mm_expert_of(b, (int32_t)unit);
+    const int32_t skipped = ((int32_t)unit - b->tiles[e]) * MM_N;
+    const int32_t left = b->total[b->first + e] - skipped;
+    task->kind = second ? TASK_FC2 : TASK_FC1;
+    task->expert = e;
+    task->tile = (int32_t)tile;
+    task->chunks = second ? b->args->intermediate_chunks : b->args->hidden_chunks;
+    task->row = b->start[b->first + e] + skipped;
+    task->valid = left < MM_N ? left : MM_N;
+    task->unit = (int32_t)unit;
+    return true;
+}
+
+/* Which sources' rows of `expert` have arrived: all before *source have. */
+MM_DEVICE bool mm_arrived(const mm_block *b, int32_t expert, int32_t *source) {
+    if (b->args->ranks == 1) {
+        const int32_t p = b->first + expert;
+        return mm_load_acquire_gpu(b->rank->dispatched + b->parity * b->args->physical + p) ==
+               (uint32_t)b->total[p];
+    }
+    uint8_t *window = b->rank->windows[b->rank->rank];
+    const uint32_t *words =
+        (const uint32_t *)(window + b->args->window.arrivals) + (int64_t)expert * b->args->ranks;
+    for (; *source < b->args->ranks; ++*source) {
+        const bool sends = __ldcg(mm_counts(b, window, *source) + b->first + expert) != 0;
+        if (sends && mm_load_acquire_sys(words + *source) != b->epoch)
+            return false;
+    }
+    return true;
+}
+
+/* What a task's loads read from. */
+typedef struct mm_sources {
+    const uint8_t *weights;
+    const uint8_t *codes;
+    const uint8_t *scales; /* NULL: none */
+    int64_t codes_stride;  /* of a chunk */
+    int64_t scales_stride;
+    uint32_t scale_bytes; /* of a stage */
+    uint32_t stage_bytes; /* of a stage's copies */
+} mm_sources;
+
+MM_DEVICE mm_sources mm_sources_of(const mm_block *b, const mm_task *task) {
+    const mm_cuda_forward_args *args = b->args;
+    const uint8_t *blob = b->rank->blobs + (uint64_t)task->expert * args->blob_bytes;
+    const int64_t from = (int64_t)task->tile * task->chunks * WEIGHT_BYTES;
+    const uint8_t *window = b->rank->windows[b->rank->rank];
+    const int64_t scale_row = task->row & ~(int64_t)15; /* a tile of 8 may begin in the middle */
+    mm_sources s;
+    s.codes_stride = args->rows * 128;
+    if (task->kind == TASK_FC2) {
+        s.weights = blob + args->fc2_offset + from;
+        s.codes = b->rank->hidden_codes + (int64_t)task->row * 128;
+        s.scales = b->rank->hidden_scales + scale_row;
+        s.scale_bytes = SCALE_ROWS;
+    } else {
+        s.weights = blob + args->fc1_offset + from;
+        s.codes = window + args->window.codes + (int64_t)task->row * 128;
+        s.scale_bytes =
+            args->input_scale == MEGAMOE_SCALE_TOKEN ? 0 : SCALE_ROWS * mm_scale_bytes(args);
+        s.scales = window + args->window.scales + scale_row * mm_scale_bytes(args);
+    }
+    s.scales_stride = task->kind == TASK_FC2 ? args->rows : args->rows * mm_scale_bytes(args);
+    s.stage_bytes = WEIGHT_BYTES + TOKEN_BYTES + s.scale_bytes;
+    return s;
+}
+
+/* Where the producer stands in the ring. */
+typedef struct mm_ring {
+    uint32_t stage;
+    uint32_t parity; /* of the phase that fills it */
+} mm_ring;
+
+MM_DEVICE void mm_ring_next(mm_ring *ring, uint32_t stages) {
+    if (++ring->stage == stages) {
+        ring->stage = 0;
+        ring->parity ^= 1;
+    }
+}
+
+MM_DEVICE void mm_load_weights(const mm_block *b, const mm_sources *s, int32_t chunk,
+                               uint32_t stage, uint64_t policy) {
+    const uint32_t full = b->shared + FULL + 8 * stage;
+    mm_barrier_arrive_expect(full, s->stage_bytes);
+    mm_bulk_load(b->shared + RING + stage * STAGE_BYTES + TOKEN_BYTES,
+                 s->weights + (int64_t)chunk * WEIGHT_BYTES, WEIGHT_BYTES, full, policy);
+}
+
+MM_DEVICE void mm_load_tokens(const mm_block *b, const mm_sources *s, int32_t chunk, uint32_t stage,
+                              uint64_t policy) {
+    const uint32_t full = b->shared + FULL + 8 * stage;
+    mm_bulk_load(b->shared + RING + stage * STAGE_BYTES, s->codes + chunk * s->codes_stride,
+                 TOKEN_BYTES, full, policy);
+    if (s->scale_bytes)
+        mm_bulk_load(b->shared + mm_stage_scales(b->args) +
+                         stage * SCALE_ROWS * mm_scale_bytes(b->args),
+                     s->scales + chunk * s->scales_stride, s->scale_bytes, full, policy);
+}
+
+/* Hands a task to math and finisher. */
+MM_DEVICE void mm_post(const mm_block *b, const mm_task *task, uint32_t slot, uint32_t parity) {
+    mm_barrier_wait(b->shared + TASK_EMPTY + 8 * slot, parity ^ 1);
+    mm_task *to = (mm_task *)(b->smem + TASKS) + slot;
+    to->kind = task->kind;
+    to->expert = task->expert;
+    to->tile = task->tile;
+    to->chunks = task->chunks;
+    to->row = task->row;
+    to->valid = task->valid;
+    to->unit = task->unit;
+    const uint32_t full = b->shared + TASK_FULL + 8 * slot;
+    if (task->kind == TASK_END) {
+        mm_barrier_arrive(full);
+        return;
+    }
+    const mm_cuda_forward_args *args = b->args;
+    const uint8_t *window = b->rank->windows[b->rank->rank];
+    const uint8_t *blob = b->rank->blobs + (uint64_t)task->expert * args->blob_bytes;
+    const bool fc2 = task->kind == TASK_FC2;
+    const int64_t rows = (int64_t)task->tile * MM_CUDA_TILE_ROWS;
+    const uint32_t bias_bytes = args->has_bias ? MM_CUDA_TILE_ROWS * 4 : 0;
+    const uint32_t data = b->shared + ROW_DATA + slot * MM_CUDA_ROW_DATA_BYTES;
+    const uint64_t keep = mm_policy_keep();
+    mm_barrier_arrive_expect(full, MM_N * RECORD_BYTES + MM_CUDA_TILE_ROWS + bias_bytes + 16);
+    mm_bulk_load(b->shared + RECORDS + slot * MM_N * RECORD_BYTES,
+                 window + args->window.records + (int64_t)task->row * RECORD_BYTES,
+                 MM_N * RECORD_BYTES, full, keep);
+    mm_bulk_load(data,
+                 blob + (fc2 ? args->fc2_exponents_offset : args->fc1_exponents_offset) + rows,
+                 MM_CUDA_TILE_ROWS, full, keep);
+    if (bias_bytes)
+        mm_bulk_load(data + ROW_BIASES,
+                     blob + (fc2 ? args->fc2_bias_offset : args->fc1_bias_offset) + rows * 4,
+                     bias_bytes, full, keep);
+    mm_bulk_load(data + ROW_GLOBALS, blob + args->globals_offset, 16, full, keep);
+}
+
+/* Whether a task's tokens are there. */
+MM_DEVICE bool mm_ready(const mm_block *b, const mm_task *task, int32_t *source) {
+    if (task->kind == TASK_FC1)
+        return mm_arrived(b, task->expert, source);
+    const uint32_t *done = b->rank->fc1_done + b->parity * b->args->units + task->unit;
+    return mm_load_acquire_gpu(done) == (uint32_t)b->args->fc1_tiles;
+}
+
+MM_DEVICE void mm_produce(const mm_block *b) {
+    const uint32_t stages = (uint32_t)b->args->stages;
+    const uint64_t keep = mm_policy_keep(), stream = mm_policy_stream();
+    uint32_t *claims = &b->rank->state->claims[b->parity];
+    mm_ring ring = {0, 0};   /* of weights */
+    mm_ring behind = {0, 0}; /* of tokens, which follow */
+    uint32_t slot = 0, slot_parity = 0;
+    int32_t arrived = -1; /* the last expert whose tokens are known to be here */
+    mm_task task;
+    uint32_t claim = mm_add_relaxed_gpu(claims, 1);
+    while (mm_task_of(b, claim, &task)) {
+        claim = mm_add_relaxed_gpu(claims, 1);
+        const mm_sources s = mm_sources_of(b, &task);
+        /* Weights that several token tiles share come from L2 after the first. */
+        const bool once = b->tiles[task.expert + 1] - b->tiles[task.expert] == 1;
+        const uint64_t policy = once ? stream : keep;
+        int32_t source = 0;
+        uint32_t polls = 0;
+        uint64_t start = 0;
+        int32_t chunk = 0;
+        bool ready = task.kind == TASK_FC1 && task.expert <= arrived;
+        bool going = true;
+        while (!ready && going) {
+            ready = mm_ready(b, &task, &source);
+            if (!ready)
+                going = mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_EXPERTS, source);
+            if (chunk < task.chunks && chunk < (int32_t)stages &&
+                mm_barrier_test(b->shared + EMPTY + 8 * ring.stage, ring.parity ^ 1)) {
+                mm_load_weights(b, &s, chunk++, ring.stage, policy);
+                mm_ring_next(&ring, stages);
+            }
+        }
+        if (task.kind == TASK_FC1)
+            arrived = task.expert;
+        if (mm_times(b)[MM_CUDA_TIME_FIRST] == 0)
+            mm_times(b)[MM_CUDA_TIME_FIRST] = mm_globaltimer_ns();
+        mm_fence_proxy_async();
+        if (going)
+            mm_post(b, &task, slot, slot_parity);
+        /* Weights that have been asked for get their tokens also when nobody will use them. */
+        for (int32_t c = 0; c < chunk; c++) {
+            mm_load_tokens(b, &s, c, behind.stage, keep);
+            if (!going)
+                mm_barrier_wait(b->shared + FULL + 8 * behind.stage, behind.parity);
+            mm_ring_next(&behind, stages);
+        }
+        if (!going)
+            break;
+        for (; chunk < task.chunks; chunk++) {
+            mm_barrier_wait(b->shared + EMPTY + 8 * ring.stage, ring.parity ^ 1);
+            mm_load_weights(b, &s, chunk, ring.stage, policy);
+            mm_load_tokens(b, &s, chunk, ring.stage, keep);
+            mm_ring_next(&ring, stages);
+        }
+        behind = ring;
+        if (++slot == MM_CUDA_TASK_SLOTS) {
+            slot = 0;
+            slot_parity ^= 1;
+        }
+    }
+    task.kind = TASK_END;
+    mm_post(b, &task, slot, slot_parity);
+}
+
+#endif

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What one thread block of the forward kernel keeps in shared memory, and what its roles share.
+ *
+ *   warps 0..7    math: two warpgroups, each two of a tile's four 64-row chunks
+ *   warp 8        producer: claims tiles, waits for what they depend on, feeds the ring
+ *   warp 9        finisher: stores what math has left in shared memory, tells who waits for it
+ *   warps 10, 11  dispatch
+ */
+#ifndef MM_CUDA_KERNELS_SHARED_CUH
+#define MM_CUDA_KERNELS_SHARED_CUH
+
+#include "cuda/kernels/abi.h"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/memory.cuh"
+#include "megamoe/layer.h"
+#include "weights/cuda_layout.h"
+
+enum {
+    MATH_WARPS = 8,
+    MATH_THREADS = 32 * MATH_WARPS,
+    PRODUCER_WARP = 8,
+    FINISHER_WARP = 9,
+    DISPATCH_WARP = 10,
+    WARPS = MM_CUDA_THREADS / 32,
+
+    EXACT = MM_FORMAT == MM_CUDA_NVFP4_EXACT, /* two terms */
+    NVFP4 = MM_FORMAT != MM_CUDA_MXFP4,
+    CHUNK_SCALE_BYTES = NVFP4 ? MM_CUDA_NVFP4_SCALE_BYTES : MM_CUDA_MXFP4_SCALE_BYTES,
+    CHUNK_BYTES = 2 * MM_CUDA_PLANE_BYTES + CHUNK_SCALE_BYTES,
+    WEIGHT_BYTES = 4 * CHUNK_BYTES, /* of a stage */
+    TOKEN_BYTES = MM_N * 128,
+    STAGE_BYTES = TOKEN_BYTES + WEIGHT_BYTES, /* tokens first: they need the alignment */
+    TABLE_BYTES = 8 * (NVFP4 ? (EXACT ? 256 : 128) : 16),
+    SCALE_ROWS = MM_N < 16 ? 16 : MM_N, /* rows whose scales a stage holds */
+    RECORD_BYTES = (int)sizeof(mm_cuda_record),
+    STAGES_MAX = 12,
+
+    OUT = 0, /* [MM_N][128]: FC2's input on its way out */
+    TABLE = OUT + MM_N * 128,
+    RECORDS = TABLE + TABLE_BYTES, /* [MM_CUDA_TASK_SLOTS][MM_N] */
+    /* Row exponents, biases and globals of a tile: [MM_CUDA_TASK_SLOTS]. */
+    ROW_DATA = RECORDS + MM_CUDA_TASK_SLOTS * MM_N * RECORD_BYTES,
+    ROW_BIASES = MM_CUDA_TILE_ROWS,
+    ROW_GLOBALS = ROW_BIASES + MM_CUDA_TILE_ROWS * 4,
+    /* Largest magnitudes, uint32 [MATH_WARPS][MM_N]; inverse scales, float [MM_N]. */
+    LARGEST = ROW_DATA + MM_CUDA_TASK_SLOTS * MM_CUDA_ROW_DATA_BYTES,
+    INVERSES = LARGEST + MATH_WARPS * MM_N * 4,
+    TASKS = INVERSES + MM_N * 4,
+    BARRIERS = TASKS + MM_CUDA_TASK_SLOTS * 64,
+    FULL = BARRIERS,
+    EMPTY = FULL + 8 * STAGES_MAX,
+    TASK_FULL = EMPTY + 8 * STAGES_MAX,
+    TASK_EMPTY = TASK_FULL + 8 * MM_CUDA_TASK_SLOTS,
+    OUT_FULL = TASK_EMPTY + 8 * MM_CUDA_TASK_SLOTS,
+    OUT_EMPTY = OUT_FULL + 8,
+    WORDS = OUT_EMPTY + 8,
+    NEEDS = WORDS + 32,                      /* int32 [MM_CUDA_RANKS_MAX] */
+    RESULTS = NEEDS + 4 * MM_CUDA_RANKS_MAX, /* uint16 * [MM_CUDA_RANKS_MAX]: of every rank */
+    TIMES = RESULTS + 8 * MM_CUDA_RANKS_MAX, /* uint64 [MM_CUDA_TIMES] */
+    BLOCK = TIMES + 8 * MM_CUDA_TIMES,       /* mm_block, for roles with few registers */
+    ORDER = BLOCK + 128,                     /* int4 [ORDER_ROUTES] */
+    ORDER_ROUTES = 48,
+    RING = (ORDER + 16 * ORDER_ROUTES + 1023) / 1024 * 1024
+};
+
+enum { TASK_FC1, TASK_FC2, TASK_END };
+
+/* A tile: 256 packed rows of weights times up to MM_N tokens of one expert. */
+typedef struct mm_task {
+    int32_t kind;
+    int32_t expert; /* local */
+    int32_t tile;   /* of rows */
+    int32_t chunks; /* of K */
+    int32_t row;    /* of its first token in the pools */
+    int32_t valid;  /* tokens */
+    int32_t unit;   /* the token tile, for counters */
+    int32_t unused[9];
+} mm_task;
+
+/* Words that the threads of a block share. */
+typedef struct mm_words {
+    int32_t stop;  /* nothing more is to be computed */
+    int32_t next;  /* of this block's routes to dispatch */
+    int32_t bad;   /* lowest rank with an error, or INT32_MAX */
+    int32_t units; /* token tiles of this rank */
+    int32_t unused[4];
+} mm_words;
+
+/* One block's view of the forward. */
+typedef struct mm_block {
+    const mm_cuda_forward_args *args;
+    const mm_cuda_rank *rank;
+    uint8_t *smem; /* aligned to 1024 */
+    mm_words *words;
+    uint32_t shared; /* its shared-memory address */
+    uint32_t epoch;
+    uint32_t parity;
+    int32_t block;
+    int32_t tokens; /* staged */
+    int32_t first;  /* this rank's first physical expert */
+    /* Tables, [physical] each. */
+    int32_t *mine;   /* routes of this rank to each expert */
+    int32_t *total;  /* routes of all ranks to each */
+    int32_t *start;  /* first row of each expert in its owner's pool */
+    int32_t *cursor; /* row of this block's next route to each */
+    int32_t *own;    /* place of this block's next route to each, in `order` */
+    int32_t *tiles;  /* [local + 1]: first token tile of each local expert */
+} mm_block;
+
+/* Stage scales and tables follow the ring. */
+MM_DEVICE uint32_t mm_stage_scales(const mm_cuda_forward_args *args) {
+    return RING + (uint32_t)args->stages * STAGE_BYTES;
+}
+
+MM_DEVICE uint32_t mm_scale_bytes(const mm_cuda_forward_args *args) {
+    return args->input_scale == MEGAMOE_SCALE_BLOCK_F32 ? 4 : 1;
+}
+
+MM_DEVICE void mm_find_tables(mm_block *b) {
+    const mm_cuda_forward_args *args = b->args;
+    const uint32_t scales = (uint32_t)args->stages * SCALE_ROWS * mm_scale_bytes(args);
+    int32_t *tables = (int32_t *)(b->smem + mm_stage_scales(args) + scales);
+    b->mine = tables;
+    b->total = b->mine + args->physical;
+    b->start = b->total + args->physical;
+    b->cursor = b->start + args->physical;
+    b->own = b->cursor + args->physical;
+    b->tiles = b->own + args->physical;
+}
+
+/* Places of scales inside a pool's 16 rows. */
+MM_DEVICE int64_t mm_scale_place(int64_t row) {
+    const int64_t column = row & 15;
+    return (row & ~(int64_t)15) + 4 * (column / 2 % 4) + 2 * (column / 8) + column % 2;
+}
+
+MM_DEVICE int32_t mm_share_first(int32_t n, int32_t rank, int32_t ranks) {
+    const int32_t longer = n % ranks;
+    return rank * (n / ranks) + (rank < longer ? rank : longer);
+}
+
+MM_DEVICE int32_t mm_share_owner(int32_t n, int32_t index, int32_t ranks) {
+    const int32_t longer = n % ranks, share = n / ranks;
+    const int32_t in_longer = longer * (share + 1);
+    return index < in_longer ? index / (share + 1) : longer + (index - in_longer) / share;
+}
+
+/* ---- times: kept by the first thread ---- */
+
+MM_DEVICE volatile uint64_t *mm_times(const mm_block *b) {
+    return (volatile uint64_t *)(b->smem + TIMES);
+}
+
+MM_DEVICE void mm_mark(const mm_block *b, mm_cuda_time what) {
+    if (threadIdx.x == 0)
+        mm_times(b)[what] = mm_globaltimer_ns();
+}
+
+/* ---- giving up ---- */
+
+/* The first to report in this launch is heard. */
+MM_DEVICE void mm_report(const mm_block *b, int32_t status, int32_t phase, int32_t rank,
+                         int32_t token, int32_t slot, int64_t value) {
+    volatile mm_cuda_found *found = b->rank->found;
+    found->status = status;
+    found->phase = phase;
+    found->rank = rank;
+    found->token = token;
+    found->slot = slot;
+    found->value = value;
+    mm_fence_acq_rel_sys();
+    found->epoch = b->epoch;
+    mm_fence_acq_rel_sys();
+}
+
+MM_DEVICE uint32_t *mm_aborted_word(const mm_block *b, int32_t rank) {
+    return (uint32_t *)(b->rank->windows[rank] + b->args->window.aborted);
+}
+
+/* This rank waits for `rank` no longer: tells all ranks, once, and stops this block. */
+MM_DEVICE void mm_give_up(const mm_block *b, int32_t status, int32_t phase, int32_t rank) {
+    if (atomicExch(&b->rank->state->gave_up, 1) == 0) {
+        mm_report(b, status, phase, rank, -1, -1, 0);
+        for (int32_t r = 0; r < b->args->ranks; r++)
+            mm_store_relaxed_sys(mm_aborted_word(b, r), 1);
+    }
+    *(volatile int32_t *)&b->words->stop = 1;
+}
+
+enum { POLLS_PER_LOOK = 256 };
+
+/*
+ * One more fruitless poll of a word that `rank` writes. False once this rank has given up. `start`
+ * is 0 before the first.
+ */
+MM_DEVICE bool mm_keep_waiting(const mm_block *b, uint32_t *polls, uint64_t *start, int32_t phase,
+                               int32_t rank) {
+    if (++*polls % POLLS_PER_LOOK)
+        return true;
+    const uint64_t now = mm_globaltimer_ns();
+    if (*start == 0)
+        *start = now;
+    const bool aborted =
+        mm_load_relaxed_sys(mm_aborted_word(b, b->rank->rank)) != 0 || *b->rank->host_abort != 0;
+    if (!aborted && now - *start <= b->args->deadline_ns)
+        return true;
+    mm_give_up(b, aborted ? MEGAMOE_EPEER : MEGAMOE_ETIMEDOUT, phase, aborted ? -1 : rank);
+    return false;
+}
+
+#endif

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * wgmma.mma_async.m64nNk32, E4M3 times E4M3 into FP32: A from registers, B from shared memory in
+ * the 128-byte swizzle. N is MM_N. Lane (g, c) of warp w of the warpgroup holds
+ *   d[4 j + b], d[4 j + 2 + b]   rows 16 w + g and 16 w + g + 8 of column 8 j + 2 c + b
+ */
+#ifndef MM_CUDA_PTX_WGMMA_CUH
+#define MM_CUDA_PTX_WGMMA_CUH
+
+#include "cuda/ptx/barrier.cuh"
+
+/* Registers are out before they are read, and accumulators are stable between groups. */
+MM_DEVICE void mm_wgmma_fence(void) {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+MM_DEVICE void mm_wgmma_commit(void) {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+MM_DEVICE void mm_wgmma_wait(void) {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+/* Until at most the last group is under way. */
+MM_DEVICE void mm_wgmma_wait_but_one(void) {
+    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+}
+
+/*
+ * Where B lies: rows of 128 bytes in groups of eight, groups 1024 bytes apart. This is the lower
+ * half of the descriptor; the upper one is constant. 2 more is 32 bytes further on.
+ */
+MM_DEVICE uint32_t mm_wgmma_descriptor(uint32_t address) {
+    return (address >> 4 & 0x3FFF) | 1 << 16;
+}
+
+/* Names and operands of accumulators, eight columns (four registers) a piece. */
+#define MM_NAMES_1 "%0, %1, %2, %3"
+#define MM_NAMES_2 MM_NAMES_1 ", %4, %5, %6, %7"
+#define MM_NAMES_3 MM_NAMES_2 ", %8, %9, %10, %11"
+#define MM_NAMES_4 MM_NAMES_3 ", %12, %13, %14, %15"
+#define MM_NAMES_5 MM_NAMES_4 ", %16, %17, %18, %19"
+#define MM_NAMES_6 MM_NAMES_5 ", %20, %21, %22, %23"
+#define MM_NAMES_7 MM_NAMES_6 ", %24, %25, %26, %27"
+#define MM_NAMES_8 MM_NAMES_7 ", %28, %29, %30, %31"
+#define MM_NAMES_9 MM_NAMES_8 ", %32, %33, %34, %35"
+#define MM_NAMES_10 MM_NAMES_9 ", %36, %37, %38, %39"
+#define MM_NAMES_11 MM_NAMES_10 ", %40, %41, %42, %43"
+#define MM_NAMES_12 MM_NAMES_11 ", %44, %45, %46, %47"
+#define MM_NAMES_13 MM_NAMES_12 ", %48, %49, %50, %51"
+#define MM_NAMES_14 MM_NAMES_13 ", %52, %53, %54, %55"
+#define MM_NAMES_15 MM_NAMES_14 ", %56, %57, %58, %59"
+#define MM_NAMES_16 MM_NAMES_15 ", %60, %61, %62, %63"
+#define MM_OPERANDS_1 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+#define MM_OPERANDS_2 MM_OPERANDS_1, "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+#define MM_OPERANDS_3 MM_OPERANDS_2, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
+#define MM_OPERANDS_4 MM_OPERANDS_3, "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+#define MM_OPERANDS_5 MM_OPERANDS_4, "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19])
+#define MM_OPERANDS_6 MM_OPERANDS_5, "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+#define MM_OPERANDS_7 MM_OPERANDS_6, "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27])
+#define MM_OPERANDS_8 MM_OPERANDS_7, "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+#define MM_OPERANDS_9 MM_OPERANDS_8, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
+#define MM_OPERANDS_10 MM_OPERANDS_9, "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
+#define MM_OPERANDS_11 MM_OPERANDS_10, "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43])
+#define MM_OPERANDS_12 MM_OPERANDS_11, "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+#define MM_OPERANDS_13 MM_OPERANDS_12, "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
+#define MM_OPERANDS_14 MM_OPERANDS_13, "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
+#define MM_OPERANDS_15 MM_OPERANDS_14, "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
+#define MM_OPERANDS_16 MM_OPERANDS_15, "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+
+/* Names of what follows them: a0..a3, descriptor, whether to add to d. */
+#if MM_N == 8
+#define MM_COLUMNS "n8"
+#define MM_NAMES MM_NAMES_1
+#define MM_OPERANDS MM_OPERANDS_1
+#define MM_A "{%4, %5, %6, %7}"
+#define MM_B "%8"
+#define MM_ADD "%9"
+#endif
+#if MM_N == 16
+#define MM_COLUMNS "n16"
+#define MM_NAMES MM_NAMES_2
+#define MM_OPERANDS MM_OPERANDS_2
+#define MM_A "{%8, %9, %10, %11}"
+#define MM_B "%12"
+#define MM_ADD "%13"
+#endif
+#if MM_N == 32
+#define MM_COLUMNS "n32"
+#define MM_NAMES MM_NAMES_4
+#define MM_OPERANDS MM_OPERANDS_4
+#define MM_A "{%16, %17, %18, %19}"
+#define MM_B "%20"
+#define MM_ADD "%21"
+#endif
+#if MM_N == 48
+#define MM_COLUMNS "n48"
+#define MM_NAMES MM_NAMES_6
+#define MM_OPERANDS MM_OPERANDS_6
+#define MM_A "{%24, %25, %26, %27}"
+#define MM_B "%28"
+#define MM_ADD "%29"
+#endif
+#if MM_N == 64
+#define MM_COLUMNS "n64"
+#define MM_NAMES MM_NAMES_8
+#define MM_OPERANDS MM_OPERANDS_8
+#define MM_A "{%32, %33, %34, %35}"
+#define MM_B "%36"
+#define MM_ADD "%37"
+#endif
+#if MM_N == 80
+#define MM_COLUMNS "n80"
+#define MM_NAMES MM_NAMES_10
+#define MM_OPERANDS MM_OPERANDS_10
+#define MM_A "{%40, %41, %42, %43}"
+#define MM_B "%44"
+#define MM_ADD "%45"
+#endif
+#if MM_N == 96
+#define MM_COLUMNS "n96"
+#define MM_NAMES MM_NAMES_12
+#define MM_OPERANDS MM_OPERANDS_12
+#define MM_A "{%48, %49, %50, %51}"
+#define MM_B "%52"
+#define MM_ADD "%53"
+#endif
+#if MM_N == 112
+#define MM_COLUMNS "n112"
+#define MM_NAMES MM_NAMES_14
+#define MM_OPERANDS MM_OPERANDS_14
+#define MM_A "{%56, %57, %58, %59}"
+#define MM_B "%60"
+#define MM_ADD "%61"
+#endif
+#if MM_N == 128
+#define MM_COLUMNS "n128"
+#define MM_NAMES MM_NAMES_16
+#define MM_OPERANDS MM_OPERANDS_16
+#define MM_A "{%64, %65, %66, %67}"
+#define MM_B "%68"
+#define MM_ADD "%69"
+#endif
+
+/* d = A B + (add ? d : 0) */
+MM_DEVICE void mm_wgmma(float (&d)[MM_N / 2], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                        uint32_t descriptor, uint32_t add) {
+    asm volatile("{\n.reg .pred p;\n.reg .b64 b;\n"
+                 "setp.ne.b32 p, " MM_ADD ", 0;\n"
+                 "mov.b64 b, {" MM_B ", 0x40000040};\n" /* 1024 bytes, 128-byte swizzle */
+                 "wgmma.mma_async.sync.aligned.m64" MM_COLUMNS "k32.f32.e4m3.e4m3 "
+                 "{" MM_NAMES "}, " MM_A ", b, p, 1, 1;\n}"
+                 : MM_OPERANDS
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(descriptor), "r"(add));
+}
+
+#endif

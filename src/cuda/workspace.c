@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cuda/workspace.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "cuda/cubins.h"
+
+static megamoe_status allocate(mm_cuda_workspace *ws, CUdeviceptr *address, uint64_t bytes) {
+    MM_CUDA_TRY(mm_cu.cuMemAlloc(address, bytes),
+                "workspace of %" PRId64 " tokens and %" PRId64 " pool rows: %" PRIu64 " of %" PRIu64
+                " bytes of GPU memory",
+                ws->capacity.tokens, ws->capacity.pool_rows, bytes, mm_cuda_workspace_bytes(ws));
+    MM_CUDA_TRY(mm_cu.cuMemsetD8Async(*address, 0, bytes, NULL), "workspace: clearing its memory");
+    return MEGAMOE_OK;
+}
+
+static megamoe_status open_page(mm_cuda_workspace *ws) {
+    void *memory = NULL;
+    MM_CUDA_TRY(mm_cu.cuMemHostAlloc(&memory, sizeof(mm_cuda_page),
+                                     CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+                "workspace: %zu bytes of pinned memory", sizeof(mm_cuda_page));
+    ws->page = memory;
+    *ws->page = (mm_cuda_page){.aborted = 0};
+    MM_CUDA_TRY(mm_cu.cuMemHostGetDevicePointer(&ws->page_address, memory, 0),
+                "workspace: mapping pinned memory");
+    return MEGAMOE_OK;
+}
+
+static megamoe_status open_current(mm_cuda_workspace *ws) {
+    MM_TRY(allocate(ws, &ws->window, ws->buffers.window.bytes));
+    MM_TRY(allocate(ws, &ws->local, ws->buffers.local.bytes));
+    MM_TRY(open_page(ws));
+    MM_CUDA_TRY(mm_cu.cuCtxSynchronize(), "workspace: clearing its memory");
+    return MEGAMOE_OK;
+}
+
+static void close_current(mm_cuda_workspace *ws) {
+    /* Kernels may still report into the page. A GPU that has failed has nothing to give back. */
+    (void)mm_cu.cuCtxSynchronize();
+    if (ws->window)
+        (void)mm_cu.cuMemFree(ws->window);
+    if (ws->local)
+        (void)mm_cu.cuMemFree(ws->local);
+    if (ws->page)
+        (void)mm_cu.cuMemFreeHost((void *)ws->page);
+}
+
+megamoe_status mm_cuda_workspace_open(const megamoe_shape *shape, const megamoe_capacity *capacity,
+                                      int32_t rank, int32_t ranks, mm_cuda_device *device,
+                                      mm_cuda_workspace **workspace) {
+    *workspace = NULL;
+    if (ranks > MM_CUDA_RANKS_MAX)
+        return mm_fail(MEGAMOE_EINVAL, "workspace: %d ranks; expected 1..%d on GPUs", ranks,
+                       MM_CUDA_RANKS_MAX);
+    mm_cuda_workspace *ws = mm_alloc(sizeof *ws);
+    if (!ws)
+        return mm_fail(MEGAMOE_ENOMEM, "workspace: out of memory");
+    ws->shape = *shape;
+    ws->capacity = *capacity;
+    ws->rank = rank;
+    ws->ranks = ranks;
+    ws->device = device;
+    ws->buffers = mm_cuda_buffers_of(shape, capacity, ranks);
+    ws->kernels = mm_alloc((size_t)mm_forward_variant_count * sizeof *ws->kernels);
+    CUcontext previous;
+    megamoe_status status = ws->kernels ? mm_cuda_enter(device, &previous)
+                                        : mm_fail(MEGAMOE_ENOMEM, "workspace: out of memory");
+    if (status != MEGAMOE_OK) {
+        free(ws->kernels);
+        free(ws);
+        return status;
+    }
+    status = open_current(ws);
+    mm_cuda_leave(previous);
+    if (status == MEGAMOE_OK)
+        *workspace = ws;
+    else
+        mm_cuda_workspace_close(ws);
+    return status;
+}
+
+void mm_cuda_workspace_close(mm_cuda_workspace *workspace) {
+    if (!workspace)
+        return;
+    CUcontext previous;
+    if (mm_cuda_enter(workspace->device, &previous) == MEGAMOE_OK) {
+        close_current(workspace);
+        mm_cuda_leave(previous);
+    }
+    free(workspace->kernels);
+    free(workspace);
+}
+
+static megamoe_status upload_windows(mm_cuda_workspace *ws) {
+    MM_CUDA_TRY(mm_cu.cuMemcpyHtoD(ws->local + ws->buffers.local.windows, ws->windows,
+                                   (size_t)ws->ranks * sizeof ws->windows[0]),
+                "workspace: telling the GPU where the ranks' memory is");
+    return MEGAMOE_OK;
+}
+
+megamoe_status mm_cuda_workspace_meet(mm_cuda_workspace *workspace,
+                                      mm_cuda_workspace *const *peers) {
+    mm_cuda_workspace *ws = workspace;
+    for (int32_t r = 0; r < ws->ranks; r++) {
+        if (peers[r]->device->ordinal != ws->device->ordinal)
+            return mm_fail(
+                MEGAMOE_EUNSUPPORTED,
+                "workspace: rank %d is on cuda:%d and rank %d on cuda:%d; the ranks of a "
+                "communicator share one GPU",
+                ws->rank, ws->device->ordinal, r, peers[r]->device->ordinal);
+        ws->windows[r] = peers[r]->window;
+    }
+    CUcontext previous;
+    MM_TRY(mm_cuda_enter(ws->device, &previous));
+    const megamoe_status status = upload_windows(ws);
+    mm_cuda_leave(previous);
+    ws->met = status == MEGAMOE_OK;
+    return status;
+}
+
+uint64_t mm_cuda_workspace_bytes(const mm_cuda_workspace *workspace) {
+    return workspace->buffers.window.bytes + workspace->buffers.local.bytes;
+}
+
+bool mm_cuda_workspace_part(const mm_cuda_workspace *workspace, int32_t index, const char **what,
+                            uint64_t *bytes) {
+    if (index < 0 || index >= MM_CUDA_PART_COUNT)
+        return false;
+    *what = workspace->buffers.parts[index].what;
+    *bytes = workspace->buffers.parts[index].bytes;
+    return true;
+}
+
+uint64_t mm_cuda_workspace_epoch(const mm_cuda_workspace *workspace) {
+    return workspace->epoch;
+}
+
+/* Words that hold an epoch, [count] at `offset` of the window. */
+static megamoe_status set_words(const mm_cuda_workspace *ws, uint64_t offset, int64_t count,
+                                uint32_t epoch) {
+    MM_CUDA_TRY(mm_cu.cuMemsetD32Async(ws->window + offset, epoch, (size_t)count, NULL),
+                "workspace: setting its epoch");
+    return MEGAMOE_OK;
+}
+
+static megamoe_status set_epoch_current(const mm_cuda_workspace *ws, uint32_t epoch) {
+    const mm_cuda_window *w = &ws->buffers.window;
+    for (int32_t i = 0; i < 2 * ws->ranks; i++)
+        MM_TRY(set_words(
+            ws, w->cells + (uint64_t)i * sizeof(mm_cuda_cell) + offsetof(mm_cuda_cell, epoch), 1,
+            epoch));
+    MM_TRY(set_words(ws, w->arrivals, (int64_t)ws->buffers.local_max * ws->ranks, epoch));
+    MM_TRY(set_words(ws, w->returned, ws->capacity.tokens * ws->shape.topk, epoch));
+    const CUdeviceptr state = ws->local + ws->buffers.local.state + offsetof(mm_cuda_state, epoch);
+    MM_CUDA_TRY(mm_cu.cuMemcpyHtoD(state, &epoch, sizeof epoch), "workspace: setting its epoch");
+    MM_CUDA_TRY(mm_cu.cuCtxSynchronize(), "workspace: setting its epoch");
+    return MEGAMOE_OK;
+}
+
+megamoe_status mm_cuda_workspace_set_epoch(mm_cuda_workspace *workspace, uint32_t epoch) {
+    CUcontext previous;
+    MM_TRY(mm_cuda_enter(workspace->device, &previous));
+    const megamoe_status status = set_epoch_current(workspace, epoch);
+    mm_cuda_leave(previous);
+    workspace->page->found.epoch = workspace->seen = epoch;
+    workspace->epoch = epoch;
+    return status;
+}
+
+void mm_cuda_workspace_views(const mm_cuda_workspace *workspace, megamoe_workspace_views *views) {
+    const mm_cuda_buffers *b = &workspace->buffers;
+    const int64_t tokens = workspace->capacity.tokens;
+    const int32_t topk = workspace->shape.topk;
+#define AT(offset) ((void *)(uintptr_t)(workspace->local + b->local.offset))
+    *views = (megamoe_workspace_views){
+        .struct_size = sizeof *views,
+        .codes = {AT(view_codes), MEGAMOE_DTYPE_E4M3, tokens, b->view_stride},
+        .topk_ids = {AT(staged_ids), MEGAMOE_DTYPE_I32, tokens, topk},
+        .topk_weights = {AT(staged_weights), MEGAMOE_DTYPE_F32, tokens, topk},
+    };
+    switch (workspace->shape.input_scale) {
+    case MEGAMOE_SCALE_TOKEN:
+        views->scales = (megamoe_view){AT(staged_scales), MEGAMOE_DTYPE_F32, tokens, 1};
+        break;
+    case MEGAMOE_SCALE_BLOCK:
+        views->scales =
+            (megamoe_view){AT(staged_blocks), MEGAMOE_DTYPE_E8M0, tokens, b->hidden_chunks};
+        break;
+    case MEGAMOE_SCALE_BLOCK_F32:
+        views->scales =
+            (megamoe_view){AT(staged_block_scales), MEGAMOE_DTYPE_F32, tokens, b->hidden_chunks};
+        break;
+    }
+#undef AT
+}
+
+void mm_cuda_workspace_abort(mm_cuda_workspace *workspace) {
+    workspace->page->aborted = 1;
+}
+
+static megamoe_status read_counts(const mm_cuda_workspace *ws, int32_t *received, int32_t n) {
+    MM_CUDA_TRY(mm_cu.cuCtxSynchronize(), "receive counts: waiting for the GPU");
+    MM_CUDA_TRY(mm_cu.cuMemcpyDtoH(received, ws->local + ws->buffers.local.received,
+                                   (size_t)n * sizeof *received),
+                "receive counts: copying from the GPU");
+    return MEGAMOE_OK;
+}
+
+megamoe_status mm_cuda_workspace_receive_counts(const mm_cuda_workspace *workspace,
+                                                int64_t *counts) {
+    const mm_cuda_workspace *ws = workspace;
+    const int32_t n = mm_share_count(ws->shape.physical_experts, ws->rank, ws->ranks);
+    if (!n)
+        return MEGAMOE_OK;
+    int32_t *received = mm_alloc((size_t)n * sizeof *received);
+    if (!received)
+        return mm_fail(MEGAMOE_ENOMEM, "receive counts: out of memory");
+    CUcontext previous;
+    megamoe_status status = mm_cuda_enter(ws->device, &previous);
+    if (status == MEGAMOE_OK) {
+        status = read_counts(ws, received, n);
+        mm_cuda_leave(previous);
+    }
+    for (int32_t e = 0; status == MEGAMOE_OK && e < n; e++)
+        counts[e] = received[e];
+    free(received);
+    return status;
+}

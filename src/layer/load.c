@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A rank's experts on their way to the device. */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "layer/layer.h"
+#include "weights/cpu_pack.h"
+#include "weights/cuda_pack.h"
+#include "weights/weights.h"
+
+/* What all ranks need to have in common for a forward. */
+static uint64_t key_of(const megamoe_layer *layer, int32_t format, bool weight_after_fc2) {
+    const megamoe_layer_desc *desc = &layer->desc;
+    const megamoe_activation *a = &desc->activation;
+    const mm_placement *placement = &layer->placement;
+    const float activation[] = {a->alpha, a->offset, a->limit};
+    const int32_t options[] = {desc->hidden, desc->intermediate,         desc->experts,
+                               format,       (int32_t)layer->accumulate, weight_after_fc2};
+    XXH64_hash_t key = XXH3_64bits(options, sizeof options);
+    key = XXH3_64bits_withSeed(activation, sizeof activation, key);
+    return XXH3_64bits_withSeed(placement->logical_of,
+                                (size_t)placement->physical * sizeof placement->logical_of[0], key);
+}
+
+static void report(const megamoe_layer *layer, const megamoe_layer_options *options,
+                   int32_t experts) {
+    if (options->progress.fn)
+        options->progress.fn(options->progress.user, (uint64_t)experts * layer->blob_bytes,
+                             megamoe_layer_bytes(layer));
+}
+
+/* ---- Packing on all threads ---- */
+
+struct packing {
+    const megamoe_layer *layer;
+    const megamoe_weights *weights;
+    const megamoe_layer_options *options;
+    int32_t first, count; /* of the local experts, in this wave */
+    uint8_t *blobs;       /* [count] */
+    mm_inexact *inexact;  /* [local] */
+    atomic_int next;      /* of this wave */
+    atomic_int done;      /* of all waves */
+};
+
+static void pack(void *argument, int32_t thread, int32_t threads) {
+    (void)threads;
+    struct packing *p = argument;
+    const megamoe_layer *layer = p->layer;
+    int32_t i;
+    while ((i = atomic_fetch_add(&p->next, 1)) < p->count) {
+        const int32_t local = p->first + i;
+        const int32_t expert = layer->placement.logical_of[layer->placement.first + local];
+        uint8_t *blob = p->blobs + (size_t)i * layer->blob_bytes;
+        if (layer->device->cuda) {
+            memset(blob, 0, layer->blob_bytes); /* the wave before has been here */
+            mm_cuda_pack(p->weights, &layer->cuda.layout, expert, blob,
+                         p->options->round_outside_window, &p->inexact[local]);
+        } else
+            mm_cpu_pack(p->weights, &layer->cpu.layout, expert, blob, &p->inexact[local]);
+        const int32_t done = atomic_fetch_add(&p->done, 1) + 1;
+        if (thread == 0) /* the caller's, so that reports do not meet */
+            report(layer, p->options, done);
+    }
+}
+
+static void pack_wave(struct packing *packing, int32_t first, int32_t count) {
+    packing->first = first;
+    packing->count = count;
+    atomic_store(&packing->next, 0);
+    mm_pool_run(packing->layer->device->pool, pack, packing);
+    report(packing->layer, packing->options, first + count);
+}
+
+static megamoe_status allocate_blobs(const megamoe_layer *layer, int32_t count, uint8_t **blobs) {
+    size_t bytes;
+    if (!mm_mul_size((size_t)count, layer->blob_bytes, &bytes) || !(*blobs = mm_alloc_huge(bytes)))
+        return mm_fail(MEGAMOE_ENOMEM, "layer: %d experts of %zu bytes: out of memory", count,
+                       layer->blob_bytes);
+    return MEGAMOE_OK;
+}
+
+/* MEGAMOE_OK if no group of any expert is outside of what the layout holds. */
+static megamoe_status check_exact(const struct packing *packing, int32_t experts) {
+    mm_inexact total = {0};
+    for (int32_t e = 0; e < experts; e++)
+        mm_inexact_add(&total, &packing->inexact[e]);
+    return mm_inexact_status(packing->weights, &total);
+}
+
+/* ---- CPU ---- */
+
+static megamoe_status pack_experts(megamoe_layer *layer, const megamoe_weights *weights,
+                                   const megamoe_layer_options *options) {
+    const int32_t local = layer->placement.local;
+    MM_TRY(allocate_blobs(layer, local, &layer->blobs));
+    struct packing packing = {.layer = layer,
+                              .weights = weights,
+                              .options = options,
+                              .blobs = layer->blobs,
+                              .inexact = mm_alloc((size_t)local * sizeof *packing.inexact)};
+    if (!packing.inexact)
+        return mm_fail(MEGAMOE_ENOMEM, "layer: out of memory");
+    pack_wave(&packing, 0, local);
+    const megamoe_status status = check_exact(&packing, local);
+    free(packing.inexact);
+    return status;
+}
+
+static megamoe_status copy_experts(megamoe_layer *layer, const megamoe_weights *weights,
+                                   const megamoe_layer_options *options) {
+    const mm_placement *placement = &layer->placement;
+    MM_TRY(allocate_blobs(layer, placement->local, &layer->blobs));
+    for (int32_t e = 0; e < placement->local; e++) {
+        memcpy(layer->blobs + (size_t)e * layer->blob_bytes,
+               mm_weights_blob(weights, placement->logical_of[placement->first + e]),
+               layer->blob_bytes);
+        report(layer, options, e + 1);
+    }
+    return MEGAMOE_OK;
+}
+
+megamoe_status mm_layer_load_cpu(megamoe_layer *layer, const megamoe_weights *weights,
+                                 const megamoe_layer_options *options) {
+    const mm_placement *placement = &layer->placement;
+    mm_cpu_layer *cpu = &layer->cpu;
+    *cpu = (mm_cpu_layer){
+        .desc = layer->desc,
+        .accumulate = layer->accumulate,
+        .weight_after_fc2 = options->weight_after_fc2,
+        .layout = mm_cpu_layout_of(&layer->desc, mm_weights_nvfp4_mode(weights, options->nvfp4)),
+        .placement = placement,
+        .experts = mm_alloc((size_t)placement->local * sizeof *cpu->experts)};
+    if (!cpu->experts)
+        return mm_fail(MEGAMOE_ENOMEM, "layer: out of memory");
+    cpu->key = key_of(layer, (int32_t)cpu->layout.format, cpu->weight_after_fc2);
+    layer->blob_bytes = cpu->layout.blob_bytes;
+    if (!megamoe_weights_prepared(weights))
+        MM_TRY(pack_experts(layer, weights, options));
+    else if (options->copy_prepared)
+        MM_TRY(copy_experts(layer, weights, options));
+    else
+        layer->weights = mm_weights_acquire(weights);
+    for (int32_t e = 0; e < placement->local; e++)
+        cpu->experts[e] = mm_cpu_expert_of(
+            &cpu->layout,
+            layer->blobs ? layer->blobs + (size_t)e * layer->blob_bytes
+                         : mm_weights_blob(weights, placement->logical_of[placement->first + e]));
+    return MEGAMOE_OK;
+}
+
+/* ---- CUDA ---- */
+
+/*
+ * Packs and uploads in waves of one expert for each thread. All are packed even after one that does
+ * not fit, because the message counts.
+ */
+static megamoe_status pack_and_upload(megamoe_layer *layer, const megamoe_weights *weights,
+                                      const megamoe_layer_options *options) {
+    const int32_t local = layer->placement.local;
+    const int32_t wave = (int32_t)mm_min(local, mm_pool_threads(layer->device->pool));
+    struct packing packing = {.layer = layer, .weights = weights, .options = options};
+    megamoe_status status;
+    MM_TRY_GOTO(allocate_blobs(layer, wave, &packing.blobs), done);
+    packing.inexact = mm_alloc((size_t)local * sizeof *packing.inexact);
+    if (!packing.inexact) {
+        status = mm_fail(MEGAMOE_ENOMEM, "layer: out of memory");
+        goto done;
+    }
+    bool exact = true;
+    for (int32_t first = 0; first < local; first += wave) {
+        const int32_t count = (int32_t)mm_min(wave, local - first);
+        pack_wave(&packing, first, count);
+        for (int32_t e = first; e < first + count; e++)
+            exact = exact && packing.inexact[e].groups == 0;
+        for (int32_t i = 0; exact && i < count; i++)
+            MM_TRY_GOTO(mm_cuda_layer_upload(&layer->cuda, first + i,
+                                             packing.blobs + (size_t)i * layer->blob_bytes),
+                        done);
+    }
+    status = check_exact(&packing, local);
+done:
+    free(packing.blobs);
+    free(packing.inexact);
+    return status;
+}
+
+megamoe_status mm_layer_load_cuda(megamoe_layer *layer, const megamoe_weights *weights,
+                                  const megamoe_layer_options *options) {
+    const mm_placement *placement = &layer->placement;
+    mm_cuda_layer *cuda = &layer->cuda;
+    *cuda = (mm_cuda_layer){
+        .desc = layer->desc,
+        .accumulate = layer->accumulate,
+        .weight_after_fc2 = options->weight_after_fc2,
+        .layout = mm_cuda_layout_of(&layer->desc, mm_weights_nvfp4_mode(weights, options->nvfp4)),
+        .placement = placement,
+        .device = layer->device->cuda};
+    cuda->key = key_of(layer, (int32_t)cuda->layout.format, cuda->weight_after_fc2);
+    layer->blob_bytes = cuda->layout.blob_bytes;
+    MM_TRY(mm_cuda_layer_open(cuda));
+    if (!megamoe_weights_prepared(weights))
+        return pack_and_upload(layer, weights, options);
+    for (int32_t e = 0; e < placement->local; e++) {
+        MM_TRY(mm_cuda_layer_upload(
+            cuda, e, mm_weights_blob(weights, placement->logical_of[placement->first + e])));
+        report(layer, options, e + 1);
+    }
+    return MEGAMOE_OK;
+}

@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fake_cuda.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "t.h"
+
+fake_cuda fake;
+
+/* Ranks may be threads. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void add(int32_t *count, int32_t n) {
+    pthread_mutex_lock(&lock);
+    *count += n;
+    pthread_mutex_unlock(&lock);
+}
+
+#define FAKE(type, name, ...)                                                                      \
+    type __wrap_##name(__VA_ARGS__);                                                               \
+    type __wrap_##name(__VA_ARGS__)
+
+/* ---- devices ---- */
+
+FAKE(megamoe_status, mm_cuda_open, int32_t ordinal, int32_t max_ctas, mm_cuda_device **device) {
+    (void)max_ctas;
+    *device = calloc(1, sizeof **device);
+    T_CHECK(*device);
+    (*device)->ordinal = ordinal;
+    add(&fake.devices, 1);
+    return MEGAMOE_OK;
+}
+
+FAKE(void, mm_cuda_close, mm_cuda_device *device) {
+    add(&fake.devices, device ? -1 : 0);
+    free(device);
+}
+
+/* ---- layers ---- */
+
+/* Its `blobs` are host memory. */
+FAKE(megamoe_status, mm_cuda_layer_open, mm_cuda_layer *layer) {
+    add(&fake.layers, 1);
+    void *blobs = calloc((size_t)layer->placement->local + 1, layer->layout.blob_bytes);
+    layer->blobs = (uint64_t)(uintptr_t)blobs;
+    return T_CHECK(blobs) ? MEGAMOE_OK : MEGAMOE_ENOMEM;
+}
+
+FAKE(megamoe_status, mm_cuda_layer_upload, mm_cuda_layer *layer, int32_t local,
+     const uint8_t *blob) {
+    T_CHECK(local >= 0 && local < layer->placement->local);
+    memcpy((uint8_t *)(uintptr_t)layer->blobs + (size_t)local * layer->layout.blob_bytes, blob,
+           layer->layout.blob_bytes);
+    add(&fake.uploads, 1);
+    return MEGAMOE_OK;
+}
+
+FAKE(void, mm_cuda_layer_close, mm_cuda_layer *layer) {
+    add(&fake.layers, -1);
+    free((void *)(uintptr_t)layer->blobs);
+}
+
+/* ---- workspaces ---- */
+
+FAKE(megamoe_status, mm_cuda_workspace_open, const megamoe_shape *shape,
+     const megamoe_capacity *capacity, int32_t rank, int32_t ranks, mm_cuda_device *device,
+     mm_cuda_workspace **workspace) {
+    *workspace = calloc(1, sizeof **workspace);
+    T_CHECK(*workspace);
+    **workspace = (mm_cuda_workspace){
+        .shape = *shape, .capacity = *capacity, .rank = rank, .ranks = ranks, .device = device};
+    add(&fake.workspaces, 1);
+    return MEGAMOE_OK;
+}
+
+FAKE(void, mm_cuda_workspace_close, mm_cuda_workspace *workspace) {
+    add(&fake.workspaces, workspace ? -1 : 0);
+    free(workspace);
+}
+
+FAKE(megamoe_status, mm_cuda_workspace_meet, mm_cuda_workspace *workspace,
+     mm_cuda_workspace *const *peers) {
+    for (int32_t r = 0; r < workspace->ranks; r++)
+        T_EQ_INT(peers[r]->rank, r);
+    T_CHECK(peers[workspace->rank] == workspace);
+    workspace->met = true;
+    return MEGAMOE_OK;
+}
+
+FAKE(uint64_t, mm_cuda_workspace_bytes, const mm_cuda_workspace *workspace) {
+    return (uint64_t)workspace->capacity.pool_rows;
+}
+
+FAKE(bool, mm_cuda_workspace_part, const mm_cuda_workspace *workspace, int32_t index,
+     const char **what, uint64_t *bytes) {
+    *what = "rows";
+    *bytes = (uint64_t)workspace->capacity.pool_rows;
+    return index == 0;
+}
+
+FAKE(uint64_t, mm_cuda_workspace_epoch, const mm_cuda_workspace *workspace) {
+    return workspace->epoch;
+}
+
+FAKE(megamoe_status, mm_cuda_prewarm, mm_cuda_workspace *workspace, const mm_cuda_layer *layer) {
+    (void)layer;
+    T_CHECK(workspace->met);
+    workspace->warm = true;
+    return MEGAMOE_OK;
+}
+
+FAKE(megamoe_status, mm_cuda_stage, mm_cuda_workspace *workspace, const megamoe_view *x,
+     const megamoe_view *topk_ids, const megamoe_view *topk_weights, int64_t n_tokens,
+     void *stream) {
+    T_CHECK(n_tokens == 0 || (x && topk_ids && topk_weights));
+    workspace->tokens = n_tokens;
+    workspace->committed = false;
+    workspace->stream = stream;
+    return MEGAMOE_OK;
+}
+
+FAKE(void, mm_cuda_workspace_views, const mm_cuda_workspace *workspace,
+     megamoe_workspace_views *views) {
+    *views = (megamoe_workspace_views){.topk_ids.rows = workspace->capacity.tokens};
+}
+
+FAKE(megamoe_status, mm_cuda_commit_staged, mm_cuda_workspace *workspace, int64_t n_tokens,
+     void *stream) {
+    workspace->tokens = n_tokens;
+    workspace->committed = true;
+    workspace->stream = stream;
+    return MEGAMOE_OK;
+}
+
+FAKE(megamoe_status, mm_cuda_forward, const mm_cuda_call *calls, int32_t n, int32_t token_tile,
+     void *stream) {
+    add(&fake.launches, 1);
+    pthread_mutex_lock(&lock);
+    fake.ranks = n;
+    fake.token_tile = token_tile;
+    fake.layer = calls[0].layer;
+    fake.y = calls[0].y;
+    fake.stream = stream;
+    pthread_mutex_unlock(&lock);
+    for (int32_t i = 0; i < n; i++) {
+        T_CHECK(n == 1 || calls[i].workspace->rank == i);
+        calls[i].workspace->epoch++;
+    }
+    return MEGAMOE_OK;
+}
+
+FAKE(bool, mm_cuda_workspace_found, mm_cuda_workspace *workspace,
+     megamoe_workspace_detail *detail) {
+    if (!workspace->reports)
+        return false;
+    workspace->reports = false;
+    *detail = workspace->report;
+    return true;
+}
+
+FAKE(void, mm_cuda_workspace_abort, mm_cuda_workspace *workspace) {
+    workspace->aborted = true;
+}
+
+FAKE(megamoe_status, mm_cuda_workspace_times, const mm_cuda_workspace *workspace,
+     megamoe_workspace_times *times) {
+    *times = (megamoe_workspace_times){.struct_size = sizeof *times,
+                                       .total_us = (double)workspace->tokens};
+    return MEGAMOE_OK;
+}
+
+FAKE(megamoe_status, mm_cuda_workspace_receive_counts, const mm_cuda_workspace *workspace,
+     int64_t *counts) {
+    const int32_t n =
+        mm_share_count(workspace->shape.physical_experts, workspace->rank, workspace->ranks);
+    for (int32_t e = 0; e < n; e++)
+        counts[e] = 10 * workspace->rank + e;
+    return MEGAMOE_OK;
+}

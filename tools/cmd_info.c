@@ -1,49 +1,158 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* megamoe info: the library, the device and its ceilings. */
+/* megamoe info: the library, a device and its ceilings, and the GPUs of this machine. */
 #include <inttypes.h>
 #include <megamoe/megamoe.h>
+#include <stdio.h>
 
 #include "commands.h"
 #include "options.h"
 #include "report.h"
 
-static int print_json(const megamoe_device_info *device, const megamoe_device_ceilings *ceilings) {
+typedef struct information {
+    megamoe_device_info device;
+    megamoe_device_ceilings ceilings;
+    bool measured;
+} information;
+
+static bool is_gpu(const megamoe_device_info *device) {
+    return device->multiprocessors > 0;
+}
+
+static json_t *ceilings_json(const information *info) {
+    const megamoe_device_ceilings *c = &info->ceilings;
+    if (is_gpu(&info->device))
+        return json_pack("{s:f, s:f, s:f}", "read_gbs", c->read_gbs, "copy_gbs", c->copy_gbs,
+                         "mma_tflops", c->mma_tflops);
+    return json_pack("{s:f, s:f}", "read_gbs", c->read_gbs, "dot_gflops", c->dot_gflops);
+}
+
+static json_t *gpu_json(const megamoe_device_info *gpu) {
+    return json_pack("{s:s, s:s, s:s, s:i, s:i, s:I, s:i}", "device", gpu->name, "model",
+                     gpu->model, "tier", gpu->tier, "multiprocessors", gpu->multiprocessors,
+                     "max_ctas", gpu->max_ctas, "memory_bytes", (json_int_t)gpu->memory_bytes,
+                     "driver_version", gpu->driver_version);
+}
+
+static void print_gpu(const megamoe_device_info *gpu) {
+    char memory[REPORT_SIZE_BYTES];
+    report_line(gpu->name,
+                "%s, %s, %" PRId32 " multiprocessors, %s, driver of CUDA %" PRId32 ".%" PRId32,
+                gpu->model, gpu->tier, gpu->multiprocessors, report_size(gpu->memory_bytes, memory),
+                gpu->driver_version / 1000, gpu->driver_version % 1000 / 10);
+}
+
+/* Opens the GPU to ask it; the reason if it cannot be used is in megamoe_last_error(). */
+static megamoe_status ask_gpu(int32_t number, megamoe_device_info *gpu) {
+    char name[32];
+    snprintf(name, sizeof name, "cuda:%" PRId32, number);
+    megamoe_device_options options = MEGAMOE_INIT(megamoe_device_options);
+    options.threads = 1;
+    megamoe_device *device = NULL;
+    megamoe_status status = megamoe_device_open(name, &options, &device);
+    if (status == MEGAMOE_OK)
+        status = megamoe_device_describe(device, gpu);
+    megamoe_device_close(device);
+    return status;
+}
+
+/* An array of the GPUs of this machine, usable or not; NULL with the reason if there are none. */
+static json_t *gpus_json(void) {
+    int32_t count;
+    if (megamoe_device_count("cuda", &count) != MEGAMOE_OK)
+        return NULL;
+    json_t *gpus = json_array();
+    for (int32_t i = 0; i < count; i++) {
+        megamoe_device_info gpu = MEGAMOE_INIT(megamoe_device_info);
+        const bool usable = ask_gpu(i, &gpu) == MEGAMOE_OK;
+        json_array_append_new(gpus, usable ? gpu_json(&gpu)
+                                           : json_pack("{s:s}", "error", megamoe_last_error()));
+    }
+    return gpus;
+}
+
+static int print_json(const information *info) {
+    const megamoe_device_info *device = &info->device;
     json_t *object = json_pack(
         "{s:s, s:s, s:s, s:s, s:i, s:i, s:b, s:b}", "version", megamoe_version(), "device",
         device->name, "model", device->model, "tier", device->tier, "cores", device->cores,
         "threads", device->threads, "pinned", device->pinned, "cuda_built", device->cuda_built);
-    if (ceilings != NULL)
-        json_object_update_new(object, json_pack("{s:f, s:f}", "read_gbs", ceilings->read_gbs,
-                                                 "dot_gflops", ceilings->dot_gflops));
+    if (is_gpu(device))
+        json_object_update_new(object, gpu_json(device));
+    if (info->measured)
+        json_object_update_new(object, ceilings_json(info));
+    json_t *gpus = gpus_json();
+    if (gpus != NULL)
+        json_object_set_new(object, "gpus", gpus);
+    else
+        json_object_set_new(object, "no_gpus", json_string(megamoe_last_error()));
     return report_json(object);
 }
 
-static int print_text(const megamoe_device_info *device, const megamoe_device_ceilings *ceilings) {
+static void print_gpus(void) {
+    int32_t count;
+    if (megamoe_device_count("cuda", &count) != MEGAMOE_OK) {
+        report_line("cuda", "%s", megamoe_last_error());
+        return;
+    }
+    report_line("cuda", "%" PRId32 " GPU%s", count, count == 1 ? "" : "s");
+    for (int32_t i = 0; i < count; i++) {
+        megamoe_device_info gpu = MEGAMOE_INIT(megamoe_device_info);
+        if (ask_gpu(i, &gpu) == MEGAMOE_OK)
+            print_gpu(&gpu);
+        else
+            report_line("", "%s", megamoe_last_error());
+    }
+}
+
+static int print_text(const information *info) {
+    const megamoe_device_info *device = &info->device;
+    const megamoe_device_ceilings *c = &info->ceilings;
     report_line("megamoe", "%s", megamoe_version());
     report_line("device", "%s: %s", device->name, device->model);
     report_line("tier", "%s", device->tier);
     report_line("threads", "%" PRId32 " on %" PRId32 " cores, %s", device->threads, device->cores,
                 device->pinned ? "pinned" : "not pinned");
-    report_line("cuda", "%s", device->cuda_built ? "built" : "not built");
-    if (ceilings != NULL) {
-        report_line("read", "%.1f GB/s from memory", ceilings->read_gbs);
-        report_line("dot", "%.0f GFLOP/s in the tier's dot products", ceilings->dot_gflops);
+    print_gpus();
+    if (!info->measured)
+        return EXIT_DONE;
+    report_line("read", "%.1f GB/s from memory", c->read_gbs);
+    if (is_gpu(device)) {
+        report_line("copy", "%.1f GB/s read and written", c->copy_gbs);
+        report_line("mma", "%.0f TFLOP/s of E4M3 on tensor cores", c->mma_tflops);
+    } else {
+        report_line("dot", "%.0f GFLOP/s in the tier's dot products", c->dot_gflops);
     }
     return EXIT_DONE;
 }
 
+static megamoe_status gather(const char *name, int32_t threads, information *info) {
+    info->device = (megamoe_device_info)MEGAMOE_INIT(megamoe_device_info);
+    info->ceilings = (megamoe_device_ceilings)MEGAMOE_INIT(megamoe_device_ceilings);
+    megamoe_device_options options = MEGAMOE_INIT(megamoe_device_options);
+    options.threads = threads;
+    megamoe_device *device = NULL;
+    megamoe_status status = megamoe_device_open(name, &options, &device);
+    if (status == MEGAMOE_OK)
+        status = megamoe_device_describe(device, &info->device);
+    if (status == MEGAMOE_OK && info->measured)
+        status = megamoe_device_measure(device, &info->ceilings);
+    megamoe_device_close(device);
+    return status;
+}
+
 int cmd_info(int argc, char **argv) {
     int64_t threads = 0;
-    int device_choice = 0;
+    const char *name = "cpu";
     bool measure = false, json = false;
     const option_spec options[] = {
-        {"device", OPTION_CHOICE, &device_choice, "cpu", "(cpu)", 0, 0},
+        {"device", OPTION_TEXT, &name, "NAME", "cpu, cuda or cuda:N (cpu)", 0, 0},
         {"threads", OPTION_INTEGER, &threads, "T", "(one per core)", 1, 1024},
         {"measure", OPTION_FLAG, &measure, NULL, "measure the ceilings, about a second", 0, 0},
         OPTION_JSON(&json)};
     const command_syntax syntax = {"info",
                                    "",
-                                   "Shows the library, the device and what it can do at best.",
+                                   "Shows the library, a device and what it can do at best, and "
+                                   "the machine's GPUs.",
                                    "megamoe info --measure --threads 1",
                                    options,
                                    sizeof options / sizeof *options,
@@ -53,20 +162,9 @@ int cmd_info(int argc, char **argv) {
     int code;
     if (!options_parse(&syntax, argc, argv, arguments, &code))
         return code;
-    megamoe_device_options device_options = MEGAMOE_INIT(megamoe_device_options);
-    device_options.threads = (int32_t)threads;
-    megamoe_device_info info = MEGAMOE_INIT(megamoe_device_info);
-    megamoe_device_ceilings ceilings = MEGAMOE_INIT(megamoe_device_ceilings);
-    megamoe_device *device = NULL;
-    megamoe_status status = megamoe_device_open("cpu", &device_options, &device);
-    if (status == MEGAMOE_OK)
-        status = megamoe_device_describe(device, &info);
-    if (status == MEGAMOE_OK && measure)
-        status = megamoe_device_measure(device, &ceilings);
+    information info = {.measured = measure};
+    const megamoe_status status = gather(name, (int32_t)threads, &info);
     if (status != MEGAMOE_OK)
-        code = report_failure(status);
-    else
-        code = (json ? print_json : print_text)(&info, measure ? &ceilings : NULL);
-    megamoe_device_close(device);
-    return code;
+        return report_failure(status);
+    return (json ? print_json : print_text)(&info);
 }

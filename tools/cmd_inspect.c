@@ -234,7 +234,8 @@ static int inspect(inspection *in, int64_t layer) {
     if (in->layers == NULL) {
         char size[REPORT_SIZE_BYTES];
         if (s->prepared)
-            report_line("prepared", "%s, for the cpu, %s", s->path, form_of(s));
+            report_line("prepared", "%s, for %s, %s", s->path, megamoe_weights_device(s->weights),
+                        form_of(s));
         else
             report_line("checkpoint", "%s: %s%s%s, %" PRIu64 " file%s, %" PRIu64 " tensors, %s",
                         s->path, s->info.family, *s->info.model_type ? ", " : "",
@@ -254,7 +255,9 @@ static int print_json(const inspection *in) {
     json_t *object = json_pack("{s:s, s:b, s:O}", "path", s->path, "prepared", s->prepared,
                                "layers", in->layers);
     if (s->prepared)
-        json_object_set_new(object, "form", json_string(form_of(s)));
+        json_object_update_new(object,
+                               json_pack("{s:s, s:s}", "device", megamoe_weights_device(s->weights),
+                                         "form", form_of(s)));
     else
         json_object_update_new(
             object, json_pack("{s:s, s:s, s:I, s:I, s:I}", "family", s->info.family, "model_type",

@@ -58,7 +58,10 @@ static int compare_with_reference(run *r, int32_t threads) {
     const megamoe_view y = {expected, MEGAMOE_DTYPE_BF16, in->tokens, 0};
     progress bar;
     megamoe_reference_options options = MEGAMOE_INIT(megamoe_reference_options);
+    options.sum = ranks_on_gpu(r->options.device) ? MEGAMOE_SUM_WGMMA : MEGAMOE_SUM_FP32;
     options.nvfp4 = r->options.nvfp4;
+    options.input_scale = r->options.input_scale;
+    options.accumulate = r->options.accumulate;
     options.threads = threads;
     options.progress = progress_begin(&bar, "reference");
     const megamoe_status status = megamoe_reference_forward(r->source.weights, &options, in->topk,
@@ -136,9 +139,14 @@ static int print_text(const run *r, uint64_t sum) {
     report_line("shape", "%s, hidden %d, intermediate %d, %d experts, top-%d",
                 megamoe_format_name(layer->format), layer->hidden, layer->intermediate,
                 layer->experts, r->inputs.topk);
-    report_line("device", "%s %s, %d rank%s of %d thread%s", report->device.name,
-                report->device.tier, r->options.ranks, r->options.ranks == 1 ? "" : "s",
-                report->device.threads, report->device.threads == 1 ? "" : "s");
+    const char *plural = r->options.ranks == 1 ? "" : "s";
+    if (ranks_on_gpu(r->options.device))
+        report_line("device", "%s, %s, %s, %d rank%s", report->device.name, report->device.model,
+                    report->device.tier, r->options.ranks, plural);
+    else
+        report_line("device", "%s %s, %d rank%s of %d thread%s", report->device.name,
+                    report->device.tier, r->options.ranks, plural, report->device.threads,
+                    report->device.threads == 1 ? "" : "s");
     report_line("tokens", "%" PRId64, r->inputs.tokens);
     report_line("received",
                 "%" PRId64 "..%" PRId64 " routes by a rank, %" PRId64 "..%" PRId64 " by an expert",
@@ -155,9 +163,9 @@ static int print_text(const run *r, uint64_t sum) {
 }
 
 typedef struct run_request {
-    const char *path, *input, *out;
+    const char *path, *input, *out, *device;
     int64_t layer, tokens, seed, ranks, threads;
-    int device, nvfp4;
+    int nvfp4, input_scale, accumulate;
     bool verify, json;
 } run_request;
 
@@ -195,11 +203,11 @@ static int execute(run *r, const run_request *request) {
 
 int cmd_run(int argc, char **argv) {
     run_request request = {
-        .layer = ONLY_LAYER, .tokens = 0, .seed = 1, .ranks = 1, .threads = parallel_cores()};
+        .device = "cpu", .layer = ONLY_LAYER, .seed = 1, .ranks = 1, .threads = parallel_cores()};
     const option_spec options[] = {
         {"layer", OPTION_INTEGER, &request.layer, "L", "layer of a checkpoint (its only one)", 0,
          INT32_MAX},
-        {"device", OPTION_CHOICE, &request.device, "cpu", "(cpu)", 0, 0},
+        {"device", OPTION_TEXT, &request.device, "NAME", "cpu, cuda or cuda:N (cpu)", 0, 0},
         {"ranks", OPTION_INTEGER, &request.ranks, "R", "ranks that share the experts (1)", 1,
          MAX_RANKS},
         {"threads", OPTION_INTEGER, &request.threads, "T", "of all ranks (one per core)", 1, 1024},
@@ -210,6 +218,10 @@ int cmd_run(int argc, char **argv) {
          (double)INT64_MAX},
         {"nvfp4", OPTION_CHOICE, &request.nvfp4, "exact|folded", "form of NVFP4 weights (exact)", 0,
          0},
+        {"input-scale", OPTION_CHOICE, &request.input_scale, "token|block",
+         "one scale per token, or per 128 channels (token)", 0, 0},
+        {"accumulate", OPTION_CHOICE, &request.accumulate, "mma|promote",
+         "sums over all of K, or over 128 each (mma)", 0, 0},
         {"output", OPTION_TEXT, &request.out, "FILE", "safetensors: output, topk_ids, ...", 0, 0},
         {"verify", OPTION_FLAG, &request.verify, NULL, "compare with the scalar reference", 0, 0},
         OPTION_JSON(&request.json)};
@@ -233,8 +245,12 @@ int cmd_run(int argc, char **argv) {
     request.path = arguments[0];
     run r = {.differing = -1,
              .out = request.out,
-             .options = {(int32_t)request.ranks, (int32_t)request.threads,
-                         (megamoe_nvfp4_mode)request.nvfp4}};
+             .options = {.device = request.device,
+                         .ranks = (int32_t)request.ranks,
+                         .threads = (int32_t)request.threads,
+                         .nvfp4 = (megamoe_nvfp4_mode)request.nvfp4,
+                         .input_scale = (megamoe_input_scale)request.input_scale,
+                         .accumulate = (megamoe_accumulate)request.accumulate}};
     code = execute(&r, &request);
     free(r.y);
     inputs_close(&r.inputs);

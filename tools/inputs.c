@@ -85,13 +85,6 @@ static int64_t hash_vocabulary(const source *s) {
     return router.hash_vocab;
 }
 
-#define TRY(call)                                                                                  \
-    do {                                                                                           \
-        const int code_ = (call);                                                                  \
-        if (code_ != EXIT_DONE)                                                                    \
-            return code_;                                                                          \
-    } while (0)
-
 enum { HIDDEN_STATES, TOPK_IDS, TOPK_WEIGHTS, INPUT_IDS, FIELDS };
 
 static int check_fields(const char *path, const field fields[FIELDS], const source *s) {

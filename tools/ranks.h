@@ -1,24 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One forward over several ranks, each a thread of this process with cores of its own. */
+/*
+ * One forward over several ranks: on the CPU each is a thread of this process with cores of its
+ * own, on a GPU they are folded into one launch.
+ */
 #ifndef RANKS_H
 #define RANKS_H
 
 #include "inputs.h"
 
 typedef struct ranks_options {
+    const char *device; /* as megamoe_device_open has it */
     int32_t ranks;
     int32_t threads; /* of all ranks together; each has at least one */
     megamoe_nvfp4_mode nvfp4;
+    megamoe_input_scale input_scale;
+    megamoe_accumulate accumulate;
 } ranks_options;
 
 typedef struct ranks_report {
     megamoe_device_info device;            /* of one rank */
-    double create_ms;                      /* the slowest rank's: packing or mapping its experts */
-    double forward_ms;                     /* the slowest rank's: stage and forward */
+    double create_ms;                      /* packing, mapping or uploading; the slowest rank's */
+    double forward_ms;                     /* stage and forward; the slowest rank's */
     int64_t routes_min, routes_max;        /* received by one rank */
     int64_t expert_min, expert_max;        /* received by one expert */
     uint64_t layer_bytes, workspace_bytes; /* of all ranks */
 } ranks_report;
+
+/* Whether the name is that of a CUDA device, be it there or not. */
+bool ranks_on_gpu(const char *device);
 
 /*
  * y: BF16 [tokens, hidden]. Prints its error and returns an exit code.

@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-int report_error(const char *format, ...) {
+int(report_error)(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     fprintf(stderr, "megamoe: ");

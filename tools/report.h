@@ -18,6 +18,26 @@ int report_error(const char *format, ...) REPORT_FORMAT(1, 2);
 /* Prints the library's last error. Returns the exit code that `status` calls for. */
 int report_failure(megamoe_status status);
 
+#ifdef __clang_analyzer__ /* which does not see into the other file */
+#define report_error(...) (report_error(__VA_ARGS__), EXIT_BAD_INPUT)
+#endif
+
+/* For functions that return exit codes: passes on one that is not EXIT_DONE. */
+#define TRY(call)                                                                                  \
+    do {                                                                                           \
+        const int code_ = (call);                                                                  \
+        if (code_ != EXIT_DONE)                                                                    \
+            return code_;                                                                          \
+    } while (0)
+
+/* The same for calls of the library, whose error it prints. */
+#define TRY_LIBRARY(call)                                                                          \
+    do {                                                                                           \
+        const megamoe_status status_ = (call);                                                     \
+        if (status_ != MEGAMOE_OK)                                                                 \
+            return report_failure(status_);                                                        \
+    } while (0)
+
 /* Prints "label     text" on standard output. */
 void report_line(const char *label, const char *format, ...) REPORT_FORMAT(2, 3);
 

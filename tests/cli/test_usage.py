@@ -86,7 +86,7 @@ class UsageErrors(Case):
                            self.path("out"), "--scale", value)
 
     def test_choices(self):
-        self.fails(2, ["--device", "cuda", "cpu"], "run", "nowhere", "--device", "cuda")
+        self.fails(2, ["--input-scale", "row", "token|block"], "run", "x", "--input-scale", "row")
         self.fails(2, ["--format", "fp4", "mxfp4|nvfp4"], "synth", "--format", "fp4")
         self.fails(2, ["--nvfp4", "exactly"], "prepare", "nowhere", "--nvfp4", "exactly")
 
@@ -97,13 +97,27 @@ class UsageErrors(Case):
                 self.fails(2, [command, "b"], command, "a", "b")
         self.fails(2, ["info", "extra"], "info", "extra")
 
+    def test_geometries(self):
+        self.fails(2, ["--geometry", "small", "flash", "gpt-oss"], "bench", "--geometry", "small")
+
+    def test_options_of_one_kind_of_device(self):
+        for option in [["--seconds", "1"], ["--mapped"]]:
+            self.fails(2, [option[0], "CPU", "cuda:3"], "bench", "--device", "cuda:3", *option)
+        for option in [["--capacity", "8"], ["--iterations", "8"]]:
+            self.fails(2, [option[0], "GPU", "cpu"], "bench", *option)
+        self.fails(2, ["--tokens", "curve"], "bench", "--tokens", "curve")
+
+    def test_capacity_that_batches_exceed(self):
+        self.fails(2, ["--capacity 8", "9"], "bench", "--device", "cuda", "--capacity", "8",
+                   "--tokens", "8,9")
+
     def test_options_that_exclude_each_other(self):
         self.fails(2, ["--tokens", "--input"], "run", "x", "--tokens", "3", "--input", "y")
         self.fails(2, ["--model", "--geometry"], "bench", "--model", "x", "--geometry", "A")
         self.fails(2, ["--model", "PATH"], "bench", "x", "--model", "y")
 
     def test_token_lists(self):
-        for tokens in ["", ",", "1,", "0", "1,x", "1;2", "-4", "65537", ",".join("1" * 17)]:
+        for tokens in ["", ",", "1,", "0", "1,x", "1;2", "-4", "65537", ",".join("1" * 49)]:
             with self.subTest(tokens):
                 self.fails(2, ["--tokens"], "bench", "--tokens", tokens)
 
@@ -115,6 +129,10 @@ class Streams(Case):
         self.assertEqual(info["threads"], 1)
         self.assertIn(info["tier"], ["scalar", "avx2", "avx512"])
         self.assertNotIn("read_gbs", info)
+        self.assertTrue(("gpus" in info) != ("no_gpus" in info))
+
+    def test_info_refuses_a_device(self):
+        self.fails(2, ["'gpu'", "cuda:N"], "info", "--device", "gpu")
 
     def test_info_measures(self):
         info = self.good_json("info", "--measure")

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A libcuda.so.1 for the tool's tests: one GPU whose memory is the host's, whose kernels do nothing
+ * and where every event is 10 us after the last one. Large memory is reserved and not filled.
+ */
+#define _GNU_SOURCE
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "cuda/driver.h"
+
+#define X(name, symbol, arguments) CUresult name arguments __asm__(symbol);
+MM_CUDA_FUNCTIONS(X)
+#undef X
+CUresult cuDeviceGetPCIBusId(char *text, int bytes, CUdevice device);
+
+enum { MOST_FILLED = 64 << 20, MAX_MAPPINGS = 256 };
+
+static _Thread_local CUcontext current;
+static bool capturing;
+static int events;
+
+/* What handles are, but those of events. */
+static char handle;
+static void *const thing = &handle;
+
+static const size_t memory_bytes = (size_t)141 << 30;
+
+/* What a function does before it succeeds. */
+#define DOES(name, arguments, ...)                                                                 \
+    CUresult name arguments {                                                                      \
+        __VA_ARGS__;                                                                               \
+        return CUDA_SUCCESS;                                                                       \
+    }
+#define FAILS(name, arguments)                                                                     \
+    CUresult name arguments {                                                                      \
+        return CUDA_ERROR_NOT_FOUND;                                                               \
+    }
+
+/* NOLINTBEGIN(misc-unused-parameters): the driver's signatures */
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
+DOES(cuInit, (unsigned flags), )
+DOES(cuDriverGetVersion, (int *version), *version = 99000)
+DOES(cuGetErrorName, (CUresult result, const char **name), *name = "CUDA_ERROR_FAKE")
+DOES(cuGetErrorString, (CUresult result, const char **text), *text = "of the fake driver")
+DOES(cuDeviceGetCount, (int *count), *count = 1)
+DOES(cuDeviceGet, (CUdevice * device, int ordinal), *device = ordinal)
+DOES(cuDeviceGetName, (char *name, int bytes, CUdevice device),
+     snprintf(name, (size_t)bytes, "Fake H200"))
+DOES(cuDeviceTotalMem, (size_t * bytes, CUdevice device), *bytes = memory_bytes)
+DOES(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), *context = thing)
+DOES(cuDevicePrimaryCtxRelease, (CUdevice device), )
+DOES(cuCtxSetCurrent, (CUcontext context), current = context)
+DOES(cuCtxGetCurrent, (CUcontext * context), *context = current)
+DOES(cuCtxSynchronize, (void), )
+DOES(cuModuleLoadData, (CUmodule * module, const void *image), *module = thing)
+DOES(cuModuleUnload, (CUmodule module), )
+DOES(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name),
+     *function = thing)
+DOES(cuFuncSetAttribute, (CUfunction function, CUfunction_attribute attribute, int value), )
+DOES(cuFuncGetAttribute, (int *value, CUfunction_attribute attribute, CUfunction function),
+     *value = 0)
+DOES(cuOccupancyMaxActiveBlocksPerMultiprocessor,
+     (int *blocks, CUfunction function, int threads, size_t shared_bytes), *blocks = 1)
+DOES(cuMemGetInfo, (size_t * free_bytes, size_t *total_bytes),
+     *free_bytes = *total_bytes = memory_bytes)
+DOES(cuMemHostGetDevicePointer, (CUdeviceptr * address, void *memory, unsigned flags),
+     *address = (CUdeviceptr)(uintptr_t)memory)
+DOES(cuStreamCreate, (CUstream * stream, unsigned flags), *stream = thing)
+DOES(cuStreamDestroy, (CUstream stream), )
+DOES(cuStreamQuery, (CUstream stream), )
+DOES(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus *status),
+     *status = capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE)
+DOES(cuStreamBeginCapture, (CUstream stream, CUstreamCaptureMode mode), capturing = true)
+DOES(cuStreamEndCapture, (CUstream stream, CUgraph *graph), capturing = false; *graph = thing)
+DOES(cuGraphInstantiateWithFlags,
+     (CUgraphExec * executable, CUgraph graph, unsigned long long flags), *executable = thing)
+DOES(cuGraphLaunch, (CUgraphExec executable, CUstream stream), )
+DOES(cuGraphExecDestroy, (CUgraphExec executable), )
+DOES(cuGraphDestroy, (CUgraph graph), )
+DOES(cuEventSynchronize, (CUevent event), )
+FAILS(cuModuleGetGlobal, (CUdeviceptr * address, size_t *bytes, CUmodule module, const char *name))
+FAILS(cuPointerGetAttribute, (void *value, CUpointer_attribute attribute, CUdeviceptr address))
+FAILS(cuDeviceGetPCIBusId, (char *text, int bytes, CUdevice device))
+
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
+    switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        *value = 9;
+        break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+        *value = 0;
+        break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+        *value = 132;
+        break;
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+        *value = 232448;
+        break;
+    default:
+        *value = 1;
+    }
+    return CUDA_SUCCESS;
+}
+
+/* Without a context nothing may be launched. */
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments,
+                          void **extra) {
+    return current ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static struct {
+    void *memory;
+    size_t bytes;
+} mappings[MAX_MAPPINGS];
+
+static CUresult map(size_t bytes, void **memory) {
+    for (int i = 0; current && i < MAX_MAPPINGS; i++) {
+        if (mappings[i].memory)
+            continue;
+        *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (*memory == MAP_FAILED)
+            break;
+        mappings[i].memory = *memory;
+        mappings[i].bytes = bytes;
+        return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult unmap(void *memory) {
+    for (int i = 0; i < MAX_MAPPINGS; i++)
+        if (memory && mappings[i].memory == memory) {
+            munmap(memory, mappings[i].bytes);
+            mappings[i].memory = NULL;
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemAlloc(CUdeviceptr *address, size_t bytes) {
+    void *memory;
+    const CUresult result = map(bytes, &memory);
+    if (result == CUDA_SUCCESS)
+        *address = (CUdeviceptr)(uintptr_t)memory;
+    return result;
+}
+
+CUresult cuMemFree(CUdeviceptr address) {
+    return unmap((void *)(uintptr_t)address);
+}
+
+CUresult cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
+    return map(bytes, memory);
+}
+
+CUresult cuMemFreeHost(void *memory) {
+    return unmap(memory);
+}
+
+CUresult cuMemcpyHtoD(CUdeviceptr to, const void *from, size_t bytes) {
+    memcpy((void *)(uintptr_t)to, from, bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyDtoH(void *to, CUdeviceptr from, size_t bytes) {
+    memcpy(to, (const void *)(uintptr_t)from, bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
+    return cuMemcpyHtoD(to, from, bytes);
+}
+
+CUresult cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    return cuMemcpyDtoH(to, from, bytes);
+}
+
+CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    return bytes > MOST_FILLED ? CUDA_SUCCESS
+                               : cuMemcpyHtoD(to, (const void *)(uintptr_t)from, bytes);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+    if (bytes <= MOST_FILLED && !capturing)
+        memset((void *)(uintptr_t)to, value, bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t words, CUstream stream) {
+    for (size_t i = 0; words <= MOST_FILLED / 4 && i < words; i++)
+        memcpy((char *)(uintptr_t)to + 4 * i, &value, 4);
+    return CUDA_SUCCESS;
+}
+
+/* What waits for a stream that is being captured ends the capture. */
+CUresult cuStreamSynchronize(CUstream stream) {
+    return capturing ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+/* An event is a number, which the handle points to. */
+CUresult cuEventCreate(CUevent *event, unsigned flags) {
+    int *number = malloc(sizeof *number);
+    *event = (CUevent)(void *)number;
+    return number ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static int *number_of(CUevent event) {
+    return (int *)(void *)event;
+}
+
+DOES(cuEventDestroy, (CUevent event), free(event))
+DOES(cuEventRecord, (CUevent event, CUstream stream), *number_of(event) = ++events)
+DOES(cuEventElapsedTime, (float *milliseconds, CUevent start, CUevent end),
+     *milliseconds = 0.01F * (float)(*number_of(end) - *number_of(start)))
+/* NOLINTEND(misc-unused-parameters) */

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "gpu.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "report.h"
+
+/* Types of the driver's interface, as its ABI has them. */
+typedef unsigned long long device_address;
+typedef struct CUctx_st *context_handle;
+typedef struct CUstream_st *stream_handle;
+typedef struct CUevent_st *event_handle;
+typedef struct CUgraph_st *graph_handle;
+typedef struct CUgraphExec_st *executable_handle;
+typedef struct nvmlDevice_st *nvml_handle;
+
+/* X(name, symbol, arguments) */
+#define DRIVER_LIST(X)                                                                             \
+    X(init, "cuInit", (unsigned flags))                                                            \
+    X(error_name, "cuGetErrorName", (int result, const char **name))                               \
+    X(error_text, "cuGetErrorString", (int result, const char **text))                             \
+    X(device_get, "cuDeviceGet", (int *device, int ordinal))                                       \
+    X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, int device))           \
+    X(device_bus, "cuDeviceGetPCIBusId", (char *text, int bytes, int device))                      \
+    X(context_retain, "cuDevicePrimaryCtxRetain", (context_handle * context, int device))          \
+    X(context_release, "cuDevicePrimaryCtxRelease_v2", (int device))                               \
+    X(context_set, "cuCtxSetCurrent", (context_handle context))                                    \
+    X(allocate, "cuMemAlloc_v2", (device_address * memory, size_t bytes))                          \
+    X(free, "cuMemFree_v2", (device_address memory))                                               \
+    X(upload, "cuMemcpyHtoDAsync_v2",                                                              \
+      (device_address to, const void *from, size_t bytes, stream_handle stream))                   \
+    X(download, "cuMemcpyDtoHAsync_v2",                                                            \
+      (void *to, device_address from, size_t bytes, stream_handle stream))                         \
+    X(fill, "cuMemsetD8Async",                                                                     \
+      (device_address memory, unsigned char byte, size_t bytes, stream_handle stream))             \
+    X(stream_create, "cuStreamCreate", (stream_handle * stream, unsigned flags))                   \
+    X(stream_destroy, "cuStreamDestroy_v2", (stream_handle stream))                                \
+    X(stream_wait, "cuStreamSynchronize", (stream_handle stream))                                  \
+    X(capture_begin, "cuStreamBeginCapture_v2", (stream_handle stream, int mode))                  \
+    X(capture_end, "cuStreamEndCapture", (stream_handle stream, graph_handle * graph))             \
+    X(graph_instantiate, "cuGraphInstantiateWithFlags",                                            \
+      (executable_handle * executable, graph_handle graph, unsigned long long flags))              \
+    X(graph_launch, "cuGraphLaunch", (executable_handle executable, stream_handle stream))         \
+    X(graph_destroy, "cuGraphDestroy", (graph_handle graph))                                       \
+    X(executable_destroy, "cuGraphExecDestroy", (executable_handle executable))                    \
+    X(event_create, "cuEventCreate", (event_handle * event, unsigned flags))                       \
+    X(event_destroy, "cuEventDestroy_v2", (event_handle event))                                    \
+    X(event_record, "cuEventRecord", (event_handle event, stream_handle stream))                   \
+    X(event_elapsed, "cuEventElapsedTime", (float *ms, event_handle from, event_handle to))
+
+/* Of libnvidia-ml, which tells clocks. */
+#define NVML_LIST(X)                                                                               \
+    X(init, "nvmlInit_v2", (void))                                                                 \
+    X(by_bus, "nvmlDeviceGetHandleByPciBusId_v2", (const char *bus, nvml_handle *device))          \
+    X(driver, "nvmlSystemGetDriverVersion", (char *text, unsigned bytes))                          \
+    X(clock, "nvmlDeviceGetClockInfo", (nvml_handle device, int type, unsigned *mhz))              \
+    X(max_clock, "nvmlDeviceGetMaxClockInfo", (nvml_handle device, int type, unsigned *mhz))       \
+    X(power_limit, "nvmlDeviceGetPowerManagementLimit", (nvml_handle device, unsigned *mw))
+
+enum {
+    NON_BLOCKING = 1, /* CU_STREAM_NON_BLOCKING */
+    CAPTURE_THREAD_LOCAL = 1 /* CU_STREAM_CAPTURE_MODE_THREAD_LOCAL */,
+    L2_CACHE_SIZE = 38, /* CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE */
+    CLOCK_SM = 1,       /* NVML_CLOCK_SM */
+    CLOCK_MEMORY = 2,   /* NVML_CLOCK_MEM */
+    MAX_ALLOCATIONS = 16,
+    BUS_BYTES = 32
+};
+
+struct gpu_graph {
+    executable_handle executable;
+};
+
+struct gpu {
+    struct {
+#define X(name, symbol, arguments) int(*name) arguments;
+        DRIVER_LIST(X)
+    } cu;
+    struct {
+        NVML_LIST(X)
+#undef X
+    } nvml;
+    nvml_handle nvml_device; /* NULL without libnvidia-ml */
+    int device;
+    context_handle context;
+    stream_handle stream;
+    device_address allocations[MAX_ALLOCATIONS];
+    int n_allocations;
+    event_handle marks[GPU_MAX_MARKS];
+};
+
+/* ISO C has no conversion between pointers to objects and to functions; POSIX has. */
+static bool find(void *library, const char *symbol, void *function, size_t bytes) {
+    void *found = dlsym(library, symbol);
+    memcpy(function, &found, bytes);
+    return found != NULL;
+}
+
+static int fail(const gpu *g, int result, const char *what) {
+    const char *name = NULL, *text = NULL;
+    if (g->cu.error_name(result, &name) != 0 || name == NULL)
+        name = "unknown error";
+    if (g->cu.error_text(result, &text) != 0 || text == NULL)
+        text = "no description";
+    return report_error("%s: %s (%d, %s)", what, name, result, text);
+}
+
+#define TRY_DRIVER(g, call, what)                                                                  \
+    do {                                                                                           \
+        const int result_ = (call);                                                                \
+        if (result_ != 0)                                                                          \
+            return fail((g), result_, (what));                                                     \
+    } while (0)
+
+static device_address address_of(const void *memory) {
+    return (device_address)(uintptr_t)memory;
+}
+
+/* Neither library is ever closed: the driver has threads of its own. */
+static int load_driver(gpu *g) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL)
+        return report_error("no CUDA driver: %s", dlerror());
+#define X(name, symbol, arguments)                                                                 \
+    if (!find(library, symbol, &g->cu.name, sizeof g->cu.name))                                    \
+        return report_error("libcuda.so.1 lacks %s: expected the driver of CUDA 12 or later",      \
+                            symbol);
+    DRIVER_LIST(X)
+#undef X
+    return EXIT_DONE;
+}
+
+static void load_nvml(gpu *g) {
+    char bus[BUS_BYTES];
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL || g->cu.device_bus(bus, sizeof bus, g->device) != 0)
+        return;
+#define X(name, symbol, arguments)                                                                 \
+    if (!find(library, symbol, &g->nvml.name, sizeof g->nvml.name))                                \
+        return;
+    NVML_LIST(X)
+#undef X
+    if (g->nvml.init() != 0 || g->nvml.by_bus(bus, &g->nvml_device) != 0)
+        g->nvml_device = NULL;
+}
+
+int gpu_open(const megamoe_device_info *device, gpu **opened) {
+    gpu *g = *opened = calloc(1, sizeof *g);
+    if (g == NULL)
+        return report_error("out of memory");
+    static const char prefix[] = "cuda:";
+    if (strncmp(device->name, prefix, sizeof prefix - 1) != 0)
+        return report_error("%s: is no CUDA device", device->name);
+    const int ordinal = (int)strtol(device->name + sizeof prefix - 1, NULL, 10);
+    const int code = load_driver(g);
+    if (code != EXIT_DONE)
+        return code;
+    TRY_DRIVER(g, g->cu.init(0), "initialising the CUDA driver");
+    TRY_DRIVER(g, g->cu.device_get(&g->device, ordinal), device->name);
+    TRY_DRIVER(g, g->cu.context_retain(&g->context, g->device), "a CUDA context");
+    TRY_DRIVER(g, g->cu.context_set(g->context), "a CUDA context");
+    TRY_DRIVER(g, g->cu.stream_create(&g->stream, NON_BLOCKING), "a CUDA stream");
+    load_nvml(g);
+    return EXIT_DONE;
+}
+
+void gpu_close(gpu *g) {
+    if (g == NULL)
+        return;
+    if (g->stream != NULL) {
+        g->cu.stream_wait(g->stream);
+        g->cu.stream_destroy(g->stream);
+    }
+    for (int i = 0; i < GPU_MAX_MARKS; i++)
+        if (g->marks[i] != NULL)
+            g->cu.event_destroy(g->marks[i]);
+    for (int i = 0; i < g->n_allocations; i++)
+        g->cu.free(g->allocations[i]);
+    if (g->context != NULL) {
+        g->cu.context_set(NULL);
+        g->cu.context_release(g->device);
+    }
+    free(g);
+}
+
+void *gpu_stream(const gpu *g) {
+    return g->stream;
+}
+
+int gpu_allocate(gpu *g, const char *what, size_t bytes, void **memory) {
+    char text[128], size[REPORT_SIZE_BYTES];
+    snprintf(text, sizeof text, "%s of device memory for %s", report_size(bytes, size), what);
+    if (g->n_allocations == MAX_ALLOCATIONS)
+        return report_error("%s: more than %d allocations", text, MAX_ALLOCATIONS);
+    device_address *address = &g->allocations[g->n_allocations];
+    TRY_DRIVER(g, g->cu.allocate(address, bytes > 0 ? bytes : 1), text);
+    g->n_allocations++;
+    *memory = (void *)(uintptr_t)*address;
+    return EXIT_DONE;
+}
+
+int gpu_upload(gpu *g, void *to, const void *from, size_t bytes) {
+    if (bytes > 0)
+        TRY_DRIVER(g, g->cu.upload(address_of(to), from, bytes, g->stream), "copying to the GPU");
+    return gpu_wait(g);
+}
+
+int gpu_download(gpu *g, void *to, const void *from, size_t bytes) {
+    if (bytes > 0)
+        TRY_DRIVER(g, g->cu.download(to, address_of(from), bytes, g->stream),
+                   "copying from the GPU");
+    return gpu_wait(g);
+}
+
+int gpu_fill(gpu *g, void *memory, unsigned char byte, size_t bytes) {
+    TRY_DRIVER(g, g->cu.fill(address_of(memory), byte, bytes, g->stream), "filling device memory");
+    return EXIT_DONE;
+}
+
+int gpu_wait(gpu *g) {
+    TRY_DRIVER(g, g->cu.stream_wait(g->stream), "waiting for the GPU");
+    return EXIT_DONE;
+}
+
+int gpu_capture_begin(gpu *g) {
+    TRY_DRIVER(g, g->cu.capture_begin(g->stream, CAPTURE_THREAD_LOCAL), "capturing a CUDA graph");
+    return EXIT_DONE;
+}
+
+int gpu_capture_end(gpu *g, gpu_graph **graph) {
+    graph_handle captured = NULL;
+    *graph = NULL;
+    TRY_DRIVER(g, g->cu.capture_end(g->stream, &captured), "capturing a CUDA graph");
+    executable_handle executable = NULL;
+    const int result = g->cu.graph_instantiate(&executable, captured, 0);
+    g->cu.graph_destroy(captured);
+    TRY_DRIVER(g, result, "instantiating a CUDA graph");
+    *graph = malloc(sizeof **graph);
+    if (*graph == NULL) {
+        g->cu.executable_destroy(executable);
+        return report_error("out of memory");
+    }
+    (*graph)->executable = executable;
+    return EXIT_DONE;
+}
+
+int gpu_replay(gpu *g, const gpu_graph *graph) {
+    TRY_DRIVER(g, g->cu.graph_launch(graph->executable, g->stream), "launching a CUDA graph");
+    return EXIT_DONE;
+}
+
+void gpu_graph_close(gpu *g, gpu_graph *graph) {
+    if (graph == NULL)
+        return;
+    g->cu.executable_destroy(graph->executable);
+    free(graph);
+}
+
+int gpu_mark(gpu *g, int mark) {
+    if (g->marks[mark] == NULL)
+        TRY_DRIVER(g, g->cu.event_create(&g->marks[mark], 0), "a CUDA event");
+    TRY_DRIVER(g, g->cu.event_record(g->marks[mark], g->stream), "recording a CUDA event");
+    return EXIT_DONE;
+}
+
+int gpu_microseconds(gpu *g, int from, int to, double *us) {
+    float ms;
+    TRY_DRIVER(g, g->cu.event_elapsed(&ms, g->marks[from], g->marks[to]), "a measured time");
+    *us = 1e3 * (double)ms;
+    return EXIT_DONE;
+}
+
+void gpu_describe(const gpu *g, gpu_facts *facts) {
+    *facts = (gpu_facts){0};
+    int l2_bytes;
+    if (g->cu.device_attribute(&l2_bytes, L2_CACHE_SIZE, g->device) == 0)
+        facts->l2_bytes = (size_t)l2_bytes;
+    if (g->nvml_device == NULL)
+        return;
+    if (g->nvml.driver(facts->driver, sizeof facts->driver) != 0)
+        facts->driver[0] = '\0';
+    if (g->nvml.max_clock(g->nvml_device, CLOCK_SM, &facts->sm_mhz_max) != 0)
+        facts->sm_mhz_max = 0;
+    if (g->nvml.clock(g->nvml_device, CLOCK_MEMORY, &facts->memory_mhz) != 0)
+        facts->memory_mhz = 0;
+    if (g->nvml.power_limit(g->nvml_device, &facts->power_limit_mw) != 0)
+        facts->power_limit_mw = 0;
+}
+
+unsigned gpu_sm_mhz(const gpu *g) {
+    unsigned mhz;
+    if (g->nvml_device == NULL || g->nvml.clock(g->nvml_device, CLOCK_SM, &mhz) != 0)
+        return 0;
+    return mhz;
+}

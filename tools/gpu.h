@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a caller of the library needs of CUDA: memory, a stream, graphs and times. The driver is
+ * opened here for the commands' own use; the library has its own way to it. Functions that return
+ * an int print their error and return an exit code. One thread uses a gpu, its own context current.
+ */
+#ifndef GPU_H
+#define GPU_H
+
+#include <megamoe/device.h>
+#include <stddef.h>
+
+typedef struct gpu gpu;
+
+/* The GPU of a device that the library has opened. gpu_close is due in any case. */
+int gpu_open(const megamoe_device_info *device, gpu **g);
+
+/* Accepts NULL. Waits for the stream, then frees all memory and events. */
+void gpu_close(gpu *g);
+
+/* The CUstream that everything below uses; it does not wait for the default stream. */
+void *gpu_stream(const gpu *g);
+
+/* Device memory that lives until gpu_close. */
+int gpu_allocate(gpu *g, const char *what, size_t bytes, void **memory);
+
+/* These two block until the copy is done. */
+int gpu_upload(gpu *g, void *to, const void *from, size_t bytes);
+int gpu_download(gpu *g, void *to, const void *from, size_t bytes);
+
+int gpu_fill(gpu *g, void *memory, unsigned char byte, size_t bytes);
+int gpu_wait(gpu *g);
+
+/* A graph of what is enqueued on the stream between begin and end, which pair in any case. */
+typedef struct gpu_graph gpu_graph;
+int gpu_capture_begin(gpu *g);
+int gpu_capture_end(gpu *g, gpu_graph **graph);
+int gpu_replay(gpu *g, const gpu_graph *graph);
+/* Accepts NULL. */
+void gpu_graph_close(gpu *g, gpu_graph *graph);
+
+/* Marks are places in the stream, numbered from 0. */
+enum { GPU_MAX_MARKS = 2048 };
+int gpu_mark(gpu *g, int mark);
+/* After gpu_wait. */
+int gpu_microseconds(gpu *g, int from, int to, double *us);
+
+/* What reports say about the GPU; 0 or "" where the driver does not tell. */
+typedef struct gpu_facts {
+    size_t l2_bytes;
+    char driver[80];         /* version of the kernel driver */
+    unsigned sm_mhz_max;     /* clock of the multiprocessors */
+    unsigned memory_mhz;     /* clock of the memory */
+    unsigned power_limit_mw; /* milliwatts */
+} gpu_facts;
+
+void gpu_describe(const gpu *g, gpu_facts *facts);
+
+/* The clock of the multiprocessors now, MHz; 0 if it cannot be read. */
+unsigned gpu_sm_mhz(const gpu *g);
+
+#endif

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
+#include "rank.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+/* Long enough for the scalar kernels on a shared core. */
+enum { DEADLINE_MS = 600000 };
+
+double rank_now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
+}
+
+/* Where the r-th of `parts` contiguous parts of n begins; the first n mod parts are one longer. */
+static int64_t part_begin(int64_t n, int32_t parts, int32_t r) {
+    const int64_t longer = n % parts;
+    return n / parts * r + (r < longer ? r : longer);
+}
+
+static megamoe_view rows(void *data, megamoe_dtype dtype, int64_t columns, int64_t begin,
+                         int64_t end) {
+    const int64_t element = dtype == MEGAMOE_DTYPE_BF16 ? 2 : dtype == MEGAMOE_DTYPE_I64 ? 8 : 4;
+    return (megamoe_view){(char *)data + begin * columns * element, dtype, end - begin, 0};
+}
+
+void rank_take_part(rank *r, const rank_memory *memory) {
+    const inputs *in = r->inputs;
+    const int32_t index = megamoe_comm_rank(r->comm), ranks = r->options->ranks;
+    const int64_t hidden = r->source->layer.hidden;
+    const int64_t begin = part_begin(in->tokens, ranks, index);
+    const int64_t end = part_begin(in->tokens, ranks, index + 1);
+    r->tokens = end - begin;
+    r->x = rows(memory->x, MEGAMOE_DTYPE_BF16, hidden, begin, end);
+    r->topk_ids = rows(memory->topk_ids, in->topk_ids_dtype, in->topk, begin, end);
+    r->topk_weights = rows(memory->topk_weights, MEGAMOE_DTYPE_F32, in->topk, begin, end);
+    r->y = rows(memory->y, MEGAMOE_DTYPE_BF16, hidden, begin, end);
+}
+
+megamoe_status rank_create(rank *r, int64_t pool_rows) {
+    const megamoe_layer_desc *desc = &r->source->layer;
+    megamoe_layer_options options = MEGAMOE_INIT(megamoe_layer_options);
+    options.nvfp4 = r->options->nvfp4;
+    options.accumulate = r->options->accumulate;
+    megamoe_shape shape = MEGAMOE_INIT(megamoe_shape);
+    shape.hidden = desc->hidden;
+    shape.intermediate = desc->intermediate;
+    shape.experts = desc->experts;
+    shape.topk = r->inputs->topk;
+    shape.input_scale = r->options->input_scale;
+    megamoe_capacity capacity = MEGAMOE_INIT(megamoe_capacity);
+    const int64_t longest = part_begin(r->inputs->tokens, r->options->ranks, 1);
+    capacity.tokens = longest > 0 ? longest : 1;
+    capacity.pool_rows = pool_rows;
+    capacity.deadline_ms = DEADLINE_MS;
+    const double start = rank_now_ms();
+    megamoe_status status =
+        megamoe_layer_create(r->comm, r->device, r->source->weights, &options, &r->layer);
+    r->create_ms = rank_now_ms() - start;
+    if (status == MEGAMOE_OK)
+        status = megamoe_workspace_create(r->comm, r->device, &shape, &capacity, &r->workspace);
+    return status;
+}
+
+megamoe_status rank_stage(rank *r, void *stream) {
+    return megamoe_stage(r->workspace, &r->x, &r->topk_ids, &r->topk_weights, r->tokens, stream);
+}
+
+megamoe_status rank_count_received(rank *r) {
+    const int32_t index = megamoe_comm_rank(r->comm), ranks = r->options->ranks;
+    const int32_t experts = r->source->layer.experts;
+    const int32_t n =
+        (int32_t)(part_begin(experts, ranks, index + 1) - part_begin(experts, ranks, index));
+    int64_t *counts = calloc((size_t)n + 1, sizeof *counts);
+    if (counts == NULL)
+        return MEGAMOE_ENOMEM;
+    const megamoe_status status = megamoe_workspace_receive_counts(r->workspace, counts, n);
+    r->expert_min = INT64_MAX; /* also where a rank has no experts */
+    for (int32_t i = 0; i < n; i++) {
+        r->routes += counts[i];
+        r->expert_min = counts[i] < r->expert_min ? counts[i] : r->expert_min;
+        r->expert_max = counts[i] > r->expert_max ? counts[i] : r->expert_max;
+    }
+    free(counts);
+    return status;
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One rank of `megamoe run`, on any device. */
+#ifndef RANK_H
+#define RANK_H
+
+#include "ranks.h"
+
+enum { RANK_MESSAGE_BYTES = 1024 };
+
+/* The whole batch in the memory of the ranks' device. */
+typedef struct rank_memory {
+    void *x, *topk_ids, *topk_weights, *y;
+} rank_memory;
+
+typedef struct rank {
+    const source *source;
+    const inputs *inputs;
+    const ranks_options *options;
+    megamoe_comm *comm;
+    /* Closed after all ranks are done: a rank may still read what another has computed. */
+    megamoe_device *device;
+    megamoe_layer *layer;
+    megamoe_workspace *workspace;
+    /* Its part of the batch. */
+    int64_t tokens;
+    megamoe_view x, topk_ids, topk_weights, y;
+    /* Results. */
+    megamoe_status status;
+    char message[RANK_MESSAGE_BYTES]; /* the library's last error belongs to this thread */
+    megamoe_device_info device_info;
+    double create_ms, forward_ms;
+    int64_t routes, expert_min, expert_max;
+} rank;
+
+double rank_now_ms(void);
+
+/* Sets the views to the rank's part of `memory`. `comm` is set. */
+void rank_take_part(rank *r, const rank_memory *memory);
+
+/*
+ * Creates layer and workspace on the rank's device. pool_rows: routes that it can receive;
+ * 0: the library's default.
+ */
+megamoe_status rank_create(rank *r, int64_t pool_rows);
+
+megamoe_status rank_stage(rank *r, void *stream);
+
+/* What its experts received in the last forward. */
+megamoe_status rank_count_received(rank *r);
+
+/*
+ * The ranks' forward, folded into one launch on a GPU by the calling thread. comms: of a folded
+ * communicator. Prints its error and returns an exit code; devices are closed by the caller.
+ */
+int ranks_run_folded(rank *ranks, void *y);
+
+#endif

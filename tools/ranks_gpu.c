@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The folded ranks of one GPU: one thread, one device, one launch. */
+#include <stdlib.h>
+
+#include "gpu.h"
+#include "rank.h"
+#include "report.h"
+
+static int open_device(rank *ranks) {
+    const ranks_options *o = ranks[0].options;
+    megamoe_device_options options = MEGAMOE_INIT(megamoe_device_options);
+    options.threads = o->threads;
+    TRY_LIBRARY(megamoe_device_open(o->device, &options, &ranks[0].device));
+    TRY_LIBRARY(megamoe_device_describe(ranks[0].device, &ranks[0].device_info));
+    for (int32_t i = 1; i < o->ranks; i++) {
+        ranks[i].device = ranks[0].device;
+        ranks[i].device_info = ranks[0].device_info;
+    }
+    return EXIT_DONE;
+}
+
+static size_t y_bytes(const rank *r) {
+    return (size_t)r->inputs->tokens * (size_t)r->source->layer.hidden * sizeof(uint16_t);
+}
+
+static int upload(gpu *g, const char *what, const void *from, size_t bytes, void **to) {
+    TRY(gpu_allocate(g, what, bytes, to));
+    return gpu_upload(g, *to, from, bytes);
+}
+
+static int upload_batch(gpu *g, rank *ranks, rank_memory *memory) {
+    const inputs *in = ranks[0].inputs;
+    const size_t slots = (size_t)in->tokens * (size_t)in->topk;
+    const size_t id_bytes = in->topk_ids_dtype == MEGAMOE_DTYPE_I64 ? 8 : 4;
+    TRY(upload(g, "the input", in->x, y_bytes(ranks), &memory->x));
+    TRY(upload(g, "expert ids", in->topk_ids, slots * id_bytes, &memory->topk_ids));
+    TRY(upload(g, "routing weights", in->topk_weights, slots * sizeof(float),
+               &memory->topk_weights));
+    TRY(gpu_allocate(g, "the output", y_bytes(ranks), &memory->y));
+    /* NaN: rows that nobody writes do not pass for results. */
+    TRY(gpu_fill(g, memory->y, 0xFF, y_bytes(ranks)));
+    for (int32_t i = 0; i < ranks[0].options->ranks; i++)
+        rank_take_part(&ranks[i], memory);
+    return EXIT_DONE;
+}
+
+static int launch(gpu *g, rank *ranks, megamoe_forward_call *calls) {
+    const int32_t n = ranks[0].options->ranks;
+    const double start = rank_now_ms();
+    for (int32_t i = 0; i < n; i++) {
+        calls[i] =
+            (megamoe_forward_call){ranks[i].layer, ranks[i].workspace, &ranks[i].y, gpu_stream(g)};
+        TRY_LIBRARY(rank_stage(&ranks[i], gpu_stream(g)));
+    }
+    TRY_LIBRARY(megamoe_forward_group(calls, n));
+    TRY(gpu_wait(g));
+    ranks[0].forward_ms = rank_now_ms() - start;
+    for (int32_t i = 0; i < n; i++)
+        TRY_LIBRARY(megamoe_workspace_status(ranks[i].workspace, NULL));
+    return EXIT_DONE;
+}
+
+static int run(gpu *g, rank *ranks, megamoe_forward_call *calls, void *y) {
+    const int32_t n = ranks[0].options->ranks;
+    const inputs *in = ranks[0].inputs;
+    /* The bound: whatever the routes are, they fit. */
+    const int64_t routes = in->tokens * in->topk;
+    for (int32_t i = 0; i < n; i++)
+        TRY_LIBRARY(rank_create(&ranks[i], routes > 0 ? routes : 1));
+    for (int32_t i = 0; i < n; i++)
+        TRY_LIBRARY(megamoe_prewarm(ranks[i].layer, ranks[i].workspace));
+    rank_memory memory;
+    TRY(upload_batch(g, ranks, &memory));
+    TRY(launch(g, ranks, calls));
+    for (int32_t i = 0; i < n; i++)
+        TRY_LIBRARY(rank_count_received(&ranks[i]));
+    return gpu_download(g, y, memory.y, y_bytes(ranks));
+}
+
+int ranks_run_folded(rank *ranks, void *y) {
+    gpu *g = NULL;
+    megamoe_forward_call *calls = calloc((size_t)ranks[0].options->ranks, sizeof *calls);
+    int code = calls != NULL ? open_device(ranks) : report_error("out of memory");
+    if (code == EXIT_DONE)
+        code = gpu_open(&ranks[0].device_info, &g);
+    if (code == EXIT_DONE)
+        code = run(g, ranks, calls, y);
+    gpu_close(g);
+    free(calls);
+    return code;
+}

@@ -6,6 +6,7 @@ set -eu
 cd "$(dirname "$0")/.."
 seconds=$1
 shift
+# shellcheck disable=SC2046 # names of fuzzers are words
 [ $# -gt 0 ] || set -- $(ls tests/fuzz/corpus)
 
 for name; do

@@ -10,7 +10,7 @@ source_files | xargs -0 awk '
         print FILENAME ":" FNR ": " what
         failed = 1
     }
-    FNR == 1 { code = FILENAME ~ /\.[ch]$/ }
+    FNR == 1 { code = FILENAME ~ /\.(c|h|cu|cuh)$/ }
     FNR == 800 { refuse("800 lines are too many") }
     /[ \t]$/ { refuse("space at the end of a line") }
     code && /\t/ { refuse("a tab") }

@@ -4,7 +4,7 @@
 # examples/ only public headers, and public headers only their neighbours: layering.sh ROOT
 set -euo pipefail
 cd "$1"
-layers=(base num router weights checkpoint comm cpu layer)
+layers=(base num router weights checkpoint plan comm cpu cuda layer)
 
 failed=0
 refuse() {
@@ -14,7 +14,7 @@ refuse() {
 
 # Lines of "FILE HEADER" for the quoted includes under a folder.
 includes_of() {
-    find "$1" -name '*.[ch]' -print0 |
+    find "$1" \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
         xargs -0r sed -n 's/^ *# *include *"\(.*\)".*/\1/;T;F;p' | paste -d ' ' - -
 }
 

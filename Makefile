@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 
-SOURCES = $(shell git ls-files -co --exclude-standard '*.c' '*.h')
+SOURCES = $(shell git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh')
 TIDIED = $(shell git ls-files -co --exclude-standard 'src/*.c' 'tools/*.c' 'examples/*.c' 'bench/*.c' 'tests/*.c')
 
 .PHONY: all build demo test bench install clean format format-check tidy fuzz

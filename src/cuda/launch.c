@@ -146,9 +146,13 @@ static megamoe_status load_kernel(mm_cuda_workspace *ws, const mm_forward_varian
     MM_TRY(mm_cuda_function(ws->device, variant->cubin, "mm_forward", &function));
     /* All that there is: workspaces of other shapes may share the function. */
     MM_TRY(mm_cuda_allow_shared(ws->device, function, ws->device->shared_bytes));
+    /* A kernel is compiled for one number of threads, which is the most that it takes. */
+    MM_CUDA_TRY(mm_cu.cuFuncGetAttribute(&kernel->threads, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK,
+                                         function),
+                "forward: threads of '%s'", variant->cubin);
     int resident = 0;
     MM_CUDA_TRY(mm_cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(
-                    &resident, function, MM_CUDA_THREADS, kernel->shared_bytes),
+                    &resident, function, kernel->threads, kernel->shared_bytes),
                 "forward: occupancy of '%s'", variant->cubin);
     if (resident < 1)
         return mm_fail(MEGAMOE_EUNSUPPORTED,
@@ -307,7 +311,7 @@ static megamoe_status launch(const mm_cuda_call *calls, int32_t n, int32_t block
     const CUlaunchConfig config = {.gridDimX = (unsigned)(n * blocks),
                                    .gridDimY = 1,
                                    .gridDimZ = 1,
-                                   .blockDimX = MM_CUDA_THREADS,
+                                   .blockDimX = (unsigned)kernel->threads,
                                    .blockDimY = 1,
                                    .blockDimZ = 1,
                                    .sharedMemBytes = kernel->shared_bytes,

@@ -16,6 +16,7 @@ typedef struct mm_cuda_page {
 /* A variant of the forward kernel as this workspace launches it. */
 typedef struct mm_cuda_kernel {
     CUfunction function; /* NULL until it is needed */
+    int threads;         /* of a block */
     int32_t stages;
     uint32_t shared_bytes;
 } mm_cuda_kernel;

@@ -22,7 +22,6 @@ enum {
     MM_CUDA_FOLDED_MAX = 8, /* ranks of one launch */
     MM_CUDA_RANKS_MAX = 64,
     MM_CUDA_BLOCKS_MAX = 256, /* of a rank */
-    MM_CUDA_THREADS = 384,
     MM_CUDA_ROW_MULTIPLE = 16,  /* of the start of an expert's rows in a pool */
     MM_CUDA_ROWS_BEYOND = 128,  /* a tile may read, but never uses, this many rows more */
     MM_CUDA_EXPONENT_BIAS = 48, /* of exponent bytes in pools */
@@ -187,7 +186,7 @@ static inline uint32_t mm_cuda_stage_smem(uint32_t n, uint32_t weight_bytes, uin
 static inline uint32_t mm_cuda_fixed_smem(uint32_t n, uint32_t table_bytes, uint32_t physical) {
     return 1024 /* alignment */ + n * 128 /* FC2's input on its way out */ + table_bytes +
            MM_CUDA_TASK_SLOTS * (n * 16 + 64 + MM_CUDA_ROW_DATA_BYTES) +
-           9 * n * 4 /* largest magnitudes */ + 4096 /* barriers, words, padding of the ring */ +
+           17 * n * 4 /* largest magnitudes */ + 4096 /* barriers, words, padding of the ring */ +
            (6 * physical + 16) * 4;
 }
 

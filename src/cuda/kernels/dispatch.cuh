@@ -28,7 +28,7 @@ MM_DEVICE int32_t mm_share_of_routes(const mm_block *b, int32_t block) {
  */
 MM_DEVICE void mm_count(mm_block *b) {
     const int32_t physical = b->args->physical;
-    for (int32_t p = threadIdx.x; p < physical; p += MM_CUDA_THREADS) {
+    for (int32_t p = threadIdx.x; p < physical; p += THREADS) {
         b->mine[p] = 0;
         b->cursor[p] = 0;
         b->own[p] = 0;
@@ -39,7 +39,7 @@ MM_DEVICE void mm_count(mm_block *b) {
     const int32_t high = mm_share_of_routes(b, b->block + 1);
     /* Four ids at a time; the buffer has room for those behind the last. */
 #pragma unroll 1
-    for (int32_t i0 = 4 * threadIdx.x; i0 < routes; i0 += 4 * MM_CUDA_THREADS) {
+    for (int32_t i0 = 4 * threadIdx.x; i0 < routes; i0 += 4 * THREADS) {
         const int4 four = __ldg((const int4 *)(b->rank->staged.ids + i0));
         const int32_t ids[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
@@ -52,7 +52,7 @@ MM_DEVICE void mm_count(mm_block *b) {
         }
     }
     __syncthreads();
-    for (int32_t p = threadIdx.x; p < physical; p += MM_CUDA_THREADS)
+    for (int32_t p = threadIdx.x; p < physical; p += THREADS)
         b->mine[p] += b->cursor[p] + b->own[p];
     __syncthreads();
 }
@@ -87,11 +87,11 @@ MM_DEVICE void mm_publish(const mm_block *b) {
     const int32_t me = b->rank->rank;
     for (int32_t r = 0; r < b->args->ranks; r++) {
         int32_t *counts = mm_counts(b, b->rank->windows[r], me);
-        for (int32_t p = threadIdx.x; p < b->args->physical; p += MM_CUDA_THREADS)
+        for (int32_t p = threadIdx.x; p < b->args->physical; p += THREADS)
             counts[p] = b->mine[p];
     }
     __syncthreads();
-    for (int32_t r = threadIdx.x; r < b->args->ranks; r += MM_CUDA_THREADS) {
+    for (int32_t r = threadIdx.x; r < b->args->ranks; r += THREADS) {
         mm_cuda_cell *cell = mm_cells(b, b->rank->windows[r]) + me;
         int32_t token, slot;
         cell->status = mm_staged_error(b, &token, &slot) ? MEGAMOE_EID : MEGAMOE_OK;
@@ -106,7 +106,7 @@ MM_DEVICE void mm_publish(const mm_block *b) {
 
 /* Until every rank has published this epoch: nobody goes on before. */
 MM_DEVICE void mm_await_cells(const mm_block *b) {
-    for (int32_t r = threadIdx.x; r < b->args->ranks; r += MM_CUDA_THREADS) {
+    for (int32_t r = threadIdx.x; r < b->args->ranks; r += THREADS) {
         const mm_cuda_cell *cell = mm_cells(b, b->rank->windows[b->rank->rank]) + r;
         uint32_t polls = 0;
         uint64_t start = 0;
@@ -120,7 +120,7 @@ MM_DEVICE void mm_await_cells(const mm_block *b) {
 /* Totals over ranks, and how many of each expert's rows come before this block's. */
 MM_DEVICE void mm_total(const mm_block *b) {
     uint8_t *window = b->rank->windows[b->rank->rank];
-    for (int32_t p = threadIdx.x; p < b->args->physical; p += MM_CUDA_THREADS) {
+    for (int32_t p = threadIdx.x; p < b->args->physical; p += THREADS) {
         if (b->args->ranks == 1) {
             b->total[p] = b->mine[p];
             continue;
@@ -248,8 +248,8 @@ MM_DEVICE void mm_agree(const mm_block *b) {
 /* The counters of the next epoch: nobody has used them since the last one. */
 MM_DEVICE void mm_clear_counters(const mm_block *b) {
     const uint32_t parity = b->parity ^ 1;
-    const int64_t thread = (int64_t)b->block * MM_CUDA_THREADS + threadIdx.x;
-    const int64_t threads = (int64_t)b->args->blocks * MM_CUDA_THREADS;
+    const int64_t thread = (int64_t)b->block * THREADS + threadIdx.x;
+    const int64_t threads = (int64_t)b->args->blocks * THREADS;
     for (int64_t i = thread; i < b->args->physical; i += threads)
         b->rank->dispatched[parity * b->args->physical + i] = 0;
     for (int64_t i = thread; i < b->args->units; i += threads) {
@@ -272,7 +272,7 @@ MM_DEVICE void mm_sort_routes(const mm_block *b) {
     const int32_t low = mm_share_of_routes(b, b->block);
     const int32_t high = mm_share_of_routes(b, b->block + 1);
     int4 *order = mm_order(b);
-    for (int32_t i = low + (int32_t)threadIdx.x; i < high; i += MM_CUDA_THREADS) {
+    for (int32_t i = low + (int32_t)threadIdx.x; i < high; i += THREADS) {
         const int32_t id = b->rank->staged.ids[i];
         if (id < 0)
             continue;
@@ -299,7 +299,7 @@ MM_DEVICE void mm_begin(mm_block *b) {
         mm_agree(b);
     mm_clear_counters(b);
     if (b->block == 0)
-        for (int32_t e = threadIdx.x; e < b->rank->local; e += MM_CUDA_THREADS)
+        for (int32_t e = threadIdx.x; e < b->rank->local; e += THREADS)
             b->rank->received[e] = b->total[b->first + e];
     mm_sort_routes(b);
 }

@@ -22,7 +22,7 @@ typedef struct mm_rows {
 
 MM_DEVICE mm_rows mm_rows_of(const mm_tile *tile, bool has_bias, int32_t m) {
     const int32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
-    const int32_t row = (warp / 4 * 2 + m) * 64 + warp % 4 * 16 + g;
+    const int32_t row = (warp / 4 * MM_CHUNKS + m) * 64 + warp % 4 * 16 + g;
     mm_rows rows;
 #pragma unroll
     for (int32_t half = 0; half < 2; half++) {
@@ -75,17 +75,18 @@ MM_DEVICE float mm_gated_fast(float g, float u, const mm_cuda_forward_args *args
 }
 
 /*
- * Columns 8 j + 2 c and the next of both 64-row chunks: gates and ups to h, in place of the gates.
- * Four values at once, so that their long chains of operations run side by side.
+ * Columns 8 j + 2 c and the next of a lane's 64-row chunks: gates and ups to h, in place of the
+ * gates. Several values at once, so that their long chains of operations run side by side.
  */
 MM_DEVICE void mm_activate(const mm_block *b, const mm_cuda_record *records, const mm_rows *rows,
                            float gate_global, float up_global, float *s0, float *s1) {
     const mm_cuda_forward_args *args = b->args;
     float *const sums[2] = {s0, s1};
-    float g[4], u[4], h[4];
+    enum { VALUES = 2 * MM_CHUNKS };
+    float g[VALUES], u[VALUES], h[VALUES];
     bool ordinary = true;
 #pragma unroll
-    for (int32_t i = 0; i < 4; i++) {
+    for (int32_t i = 0; i < VALUES; i++) {
         const int32_t m = i / 2, k = i % 2;
         g[i] = sums[m][k] * records[k].scale;
         u[i] = sums[m][2 + k] * records[k].scale;
@@ -99,11 +100,11 @@ MM_DEVICE void mm_activate(const mm_block *b, const mm_cuda_record *records, con
     }
     if (!ordinary) {
 #pragma unroll
-        for (int32_t i = 0; i < 4; i++)
+        for (int32_t i = 0; i < VALUES; i++)
             h[i] = mm_gated_any(g[i], u[i], args->alpha, args->offset, args->limit);
     }
 #pragma unroll
-    for (int32_t i = 0; i < 4; i++)
+    for (int32_t i = 0; i < VALUES; i++)
         sums[i / 2][i % 2] = args->weight_after_fc2 ? h[i] : h[i] * records[i % 2].weight;
 }
 
@@ -117,7 +118,7 @@ MM_DEVICE void mm_find_largest(const mm_block *b, const float (&s0)[MM_N / 2],
 #pragma unroll
         for (int32_t k = 0; k < 2; k++) {
             const uint32_t x = __float_as_uint(s0[4 * j + k]) & 0x7FFFFFFFu;
-            const uint32_t y = __float_as_uint(s1[4 * j + k]) & 0x7FFFFFFFu;
+            const uint32_t y = MM_CHUNKS == 2 ? __float_as_uint(s1[4 * j + k]) & 0x7FFFFFFFu : 0;
             pair[k] = x > y ? x : y;
 #pragma unroll
             for (int32_t step = 4; step < 32; step *= 2) {
@@ -161,7 +162,7 @@ MM_DEVICE void mm_encode(const mm_block *b, const float (&s0)[MM_N / 2],
     const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
     const float2 *inverses = (const float2 *)(b->smem + INVERSES) + c;
     /* Place of this lane's channel of chunk 0; that of chunk 1 is 32 bytes on. */
-    const uint32_t place = warp / 4 * 64 + warp % 4 * 8 + g;
+    const uint32_t place = warp / 4 * 32 * MM_CHUNKS + warp % 4 * 8 + g;
     /* Row 2 c of eight; the next row is 128 bytes on with its pieces of 16 exchanged in pairs. */
     const uint32_t first = b->shared + OUT + 256 * c + (place / 16 ^ 2 * c) * 16 + place % 16;
 #pragma unroll
@@ -170,10 +171,12 @@ MM_DEVICE void mm_encode(const mm_block *b, const float (&s0)[MM_N / 2],
 #pragma unroll
         for (int32_t k = 0; k < 2; k++) {
             const float inverse = k ? pair.y : pair.x;
-            const uint32_t codes = mm_e4m3_pair(s0[4 * j + k] * inverse, s1[4 * j + k] * inverse);
+            const uint32_t codes = mm_e4m3_pair(s0[4 * j + k] * inverse,
+                                                MM_CHUNKS == 2 ? s1[4 * j + k] * inverse : 0.0f);
             const uint32_t to = (k ? first + 128 ^ 16 : first) + 1024 * j;
             mm_shared_store_1(to, codes);
-            mm_shared_store_1(to ^ 32, codes >> 8);
+            if (MM_CHUNKS == 2)
+                mm_shared_store_1(to ^ 32, codes >> 8);
         }
     }
 }
@@ -181,7 +184,7 @@ MM_DEVICE void mm_encode(const mm_block *b, const float (&s0)[MM_N / 2],
 MM_DEVICE void mm_finish_fc1(const mm_block *b, const mm_tile *tile, float (&s0)[MM_N / 2],
                              float (&s1)[MM_N / 2]) {
     const mm_rows rows[2] = {mm_rows_of(tile, b->args->has_bias, 0),
-                             mm_rows_of(tile, b->args->has_bias, 1)};
+                             mm_rows_of(tile, b->args->has_bias, MM_CHUNKS - 1)};
     const float gate_global = mm_global_of(tile, MEGAMOE_GATE);
     const float up_global = mm_global_of(tile, MEGAMOE_UP);
 #pragma unroll
@@ -232,9 +235,11 @@ MM_DEVICE void mm_finish_fc2(const mm_block *b, const mm_tile *tile, const float
     const mm_task *task = tile->task;
     const float global = mm_global_of(tile, MEGAMOE_DOWN);
     const mm_rows rows0 = mm_rows_of(tile, args->has_bias, 0);
-    const mm_rows rows1 = mm_rows_of(tile, args->has_bias, 1);
+    const mm_rows rows1 = mm_rows_of(tile, args->has_bias, MM_CHUNKS - 1);
     const int32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-    const int32_t channel = task->tile * MM_CUDA_TILE_ROWS + warp * 32 + c * 8;
+    const int32_t chunk = warp / 4 * MM_CHUNKS;
+    const int32_t channel =
+        task->tile * MM_CUDA_TILE_ROWS + chunk / 2 * 128 + warp % 4 * 32 + c * 8 + chunk % 2 * 4;
     uint16_t *const *results = (uint16_t *const *)(b->smem + RESULTS);
 #pragma unroll
     for (int32_t j = 0; j < MM_N / 8; j++) {
@@ -245,15 +250,20 @@ MM_DEVICE void mm_finish_fc2(const mm_block *b, const mm_tile *tile, const float
         for (int32_t half = 0; half < 2; half++) {
             words[half] = mm_route_pair(b, s0 + 4 * j + 2 * half, global, rows0.factor[half],
                                         rows0.bias[half], weights);
-            words[2 + half] = mm_route_pair(b, s1 + 4 * j + 2 * half, global, rows1.factor[half],
-                                            rows1.bias[half], weights);
+            if (MM_CHUNKS == 2)
+                words[2 + half] = mm_route_pair(b, s1 + 4 * j + 2 * half, global,
+                                                rows1.factor[half], rows1.bias[half], weights);
         }
         const int32_t column = 8 * j + g;
         const mm_cuda_record *record = &tile->records[column];
-        if (column < task->valid)
-            *(uint4 *)(results[record->rank & ~MM_CUDA_TINY] +
-                       record->route * args->results_stride + channel) =
-                make_uint4(words[0], words[1], words[2], words[3]);
+        if (column >= task->valid)
+            continue;
+        uint16_t *to =
+            results[record->rank & ~MM_CUDA_TINY] + record->route * args->results_stride + channel;
+        if (MM_CHUNKS == 2)
+            *(uint4 *)to = make_uint4(words[0], words[1], words[2], words[3]);
+        else
+            *(uint2 *)to = make_uint2(words[0], words[1]);
     }
 }
 

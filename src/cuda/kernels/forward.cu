@@ -9,7 +9,7 @@
 
 /*
  * Registers for the two math warpgroups and for the third: the launch has 168 for each thread. What
- * fits without spills was found by trying.
+ * fits without spills was found by trying. Four math warpgroups and two warps share alike, 112.
  */
 #if MM_N == 112 || (MM_FORMAT == 1 && MM_N >= 32) || (MM_PROMOTE && (MM_N == 48 || MM_FORMAT == 1))
 #define MATH_REGISTERS 216
@@ -19,15 +19,16 @@
 #define OTHER_REGISTERS 88
 #endif
 
-enum { HELPED_ROUTES = 4 * WARPS /* of a block that math warps help to dispatch */ };
+/* Routes of a block that math warps help to dispatch; all where nobody else does. */
+enum { HELPED_ROUTES = MM_CHUNKS == 1 ? INT32_MAX : 4 * WARPS };
 
 MM_DEVICE void mm_set_up(const mm_block *b) {
     const uint64_t *table = (const uint64_t *)b->args->decode_table;
-    for (int32_t i = threadIdx.x; i < TABLE_BYTES / 8; i += MM_CUDA_THREADS)
+    for (int32_t i = threadIdx.x; i < TABLE_BYTES / 8; i += THREADS)
         ((uint64_t *)(b->smem + TABLE))[i] = table[i];
     if (threadIdx.x < MM_CUDA_TIMES)
         mm_times(b)[threadIdx.x] = 0;
-    for (int32_t r = threadIdx.x; r < b->args->ranks; r += MM_CUDA_THREADS)
+    for (int32_t r = threadIdx.x; r < b->args->ranks; r += THREADS)
         ((uint16_t **)(b->smem + RESULTS))[r] =
             (uint16_t *)(b->rank->windows[r] + b->args->window.results);
     if (threadIdx.x == 0) {
@@ -104,7 +105,8 @@ MM_DEVICE void mm_math(const mm_block *b, const mm_cuda_forward_args *args, uint
         const uint32_t half = task->row / 8 % 2;
         float s0[MM_N / 2], s1[MM_N / 2];
         mm_zero(s0);
-        mm_zero(s1);
+        if (MM_CHUNKS == 2)
+            mm_zero(s1);
         /* Sums of two loops would need registers of their own: there is one, for every scale. */
         mm_multiply(&reader, chunks, first ? mm_input_scales(args) : SCALES_EXPONENTS, half, s0,
                     s1);
@@ -170,7 +172,7 @@ MM_DEVICE void mm_leave(const mm_block *b) {
     state->epoch = b->epoch;
 }
 
-extern "C" __global__ void __launch_bounds__(MM_CUDA_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     mm_forward(const __grid_constant__ mm_cuda_forward_args args) {
     extern __shared__ uint8_t shared_memory[];
     mm_block block;
@@ -200,13 +202,17 @@ extern "C" __global__ void __launch_bounds__(MM_CUDA_THREADS, 1)
     const int32_t warp = threadIdx.x / 32;
     if (going) {
         if (warp < MATH_WARPS) {
+#if MM_CHUNKS == 2
             MM_REGISTERS_TAKE(MATH_REGISTERS);
+#endif
             mm_dispatch(common, HELPED_ROUTES);
             mm_math(common, &args, b->shared);
             mm_combine(common);
             mm_mark(common, MM_CUDA_TIME_COMBINED);
         } else {
+#if MM_CHUNKS == 2
             MM_REGISTERS_GIVE(OTHER_REGISTERS);
+#endif
             if (warp == PRODUCER_WARP) {
                 if (threadIdx.x % 32 == 0)
                     mm_produce(common);

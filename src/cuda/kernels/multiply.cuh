@@ -2,7 +2,7 @@
 /*
  * The main loop: 4-bit weights from the ring become E4M3 registers, tokens stay in shared memory.
  *
- * Each warpgroup multiplies two 64-row chunks. The next chunk of K is decoded into the other
+ * Each warpgroup multiplies one or two 64-row chunks. The next chunk of K is decoded into the other
  * register set while the tensor cores work on this one, and before that is waited for: decoding
  * under a group that is waited for later makes ptxas serialize every wgmma.
  */
@@ -52,7 +52,7 @@ MM_DEVICE void mm_decode_chunk(uint32_t shared, uint32_t stage, uint32_t m, uint
                                uint32_t (&a)[OPERANDS]) {
     const uint32_t lane = threadIdx.x % 128;
     const uint32_t chunk = shared + RING + stage * STAGE_BYTES + TOKEN_BYTES +
-                           (threadIdx.x / 128 * 2 + m) * CHUNK_BYTES;
+                           (threadIdx.x / 128 * MM_CHUNKS + m) * CHUNK_BYTES;
     const uint32_t scales = chunk + 2 * MM_CUDA_PLANE_BYTES, table = shared + TABLE;
     uint4 low = mm_shared_load_16(chunk + lane * 16);
     uint4 high = mm_shared_load_16(chunk + MM_CUDA_PLANE_BYTES + lane * 16);
@@ -156,7 +156,7 @@ MM_DEVICE void mm_promote(const mm_reader *reader, int32_t kind, uint32_t half, 
 #endif
 
 /*
- * One chunk of K for both 64-row chunks of the warpgroup, with the register sets A0 and A1. While
+ * One chunk of K for the warpgroup's 64-row chunks, with the register sets A0 and A1. While
  * its operands are decoded the chunk before is multiplied. Where K has an odd number of chunks the
  * last step multiplies zeros by the stage that is already there (LIVE false).
  */
@@ -170,7 +170,8 @@ MM_DEVICE void mm_promote(const mm_reader *reader, int32_t kind, uint32_t half, 
             ~0u, mm_wgmma_descriptor(reader->shared + RING + stage * STAGE_BYTES));                \
         mm_barrier_wait(reader->shared + FULL + 8 * stage, parity);                                \
         mm_decode_chunk(reader->shared, stage, 0, live ? ~0u : 0u, A0);                            \
-        mm_decode_chunk(reader->shared, stage, 1, live ? ~0u : 0u, A1);                            \
+        if (MM_CHUNKS == 2)                                                                        \
+            mm_decode_chunk(reader->shared, stage, 1, live ? ~0u : 0u, A1);                        \
         if (MM_PROMOTE || kind != SCALES_NONE) {                                                   \
             mm_barrier_wait(reader->shared + FULL + 8 * stage, parity);                            \
             mm_wgmma_wait();                                                                       \
@@ -179,7 +180,8 @@ MM_DEVICE void mm_promote(const mm_reader *reader, int32_t kind, uint32_t half, 
         }                                                                                          \
         mm_wgmma_fence();                                                                          \
         mm_multiply_chunk(tokens, A0, p0);                                                         \
-        mm_multiply_chunk(tokens, A1, p1);                                                         \
+        if (MM_CHUNKS == 2)                                                                        \
+            mm_multiply_chunk(tokens, A1, p1);                                                     \
         mm_wgmma_commit();                                                                         \
         mm_wgmma_wait_but_one();                                                                   \
         __syncwarp();                                                                              \
@@ -205,20 +207,19 @@ MM_DEVICE void mm_promote(const mm_reader *reader, int32_t kind, uint32_t half, 
 /* Before chunk c the sum is multiplied by 2^(e(c - 1) - e(c)). */
 #define MM_SCALE(stage)                                                                            \
     do {                                                                                           \
-        {                                                                                          \
-            _Pragma("unroll") for (uint32_t n = 0; n < SCALE_WORDS; n++) {                         \
-                const uint32_t ratio = mm_exponent_word(reader, reader->last, n, half) +           \
-                                       0x7F7F7F7Fu - mm_exponent_word(reader, stage, n, half);     \
-                mm_scale_columns(s0, n, ratio);                                                    \
+        _Pragma("unroll") for (uint32_t n = 0; n < SCALE_WORDS; n++) {                             \
+            const uint32_t ratio = mm_exponent_word(reader, reader->last, n, half) + 0x7F7F7F7Fu - \
+                                   mm_exponent_word(reader, stage, n, half);                       \
+            mm_scale_columns(s0, n, ratio);                                                        \
+            if (MM_CHUNKS == 2)                                                                    \
                 mm_scale_columns(s1, n, ratio);                                                    \
-            }                                                                                      \
         }                                                                                          \
     } while (0)
 #endif
 
 /*
  * The sums of a tile over all of K: s0 and s1 for chunks 0 and 1 of this warpgroup, to be zero at
- * the beginning.
+ * the beginning. With one chunk s1 is not used.
  */
 MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint32_t half,
                            float (&s0)[MM_N / 2], float (&s1)[MM_N / 2]) {
@@ -247,7 +248,8 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
         for (uint32_t n = 0; n < SCALE_WORDS; n++) {
             const uint32_t power = mm_exponent_word(reader, reader->last, n, half) + 0x4F4F4F4Fu;
             mm_scale_columns(s0, n, power);
-            mm_scale_columns(s1, n, power);
+            if (MM_CHUNKS == 2)
+                mm_scale_columns(s1, n, power);
         }
     }
 #endif

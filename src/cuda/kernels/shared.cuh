@@ -2,10 +2,11 @@
 /*
  * What one thread block of the forward kernel keeps in shared memory, and what its roles share.
  *
- *   warps 0..7    math: two warpgroups, each two of a tile's four 64-row chunks
- *   warp 8        producer: claims tiles, waits for what they depend on, feeds the ring
- *   warp 9        finisher: stores what math has left in shared memory, tells who waits for it
- *   warps 10, 11  dispatch
+ *   math       warpgroups that share a tile's four 64-row chunks: two with two each where tiles are
+ *              wide, four with one each where they are narrow and latency matters more
+ *   producer   a warp: claims tiles, waits for what they depend on, feeds the ring
+ *   finisher   a warp: stores what math has left in shared memory, tells who waits for it
+ *   dispatch   two warps, where there is room for a whole third warpgroup
  */
 #ifndef MM_CUDA_KERNELS_SHARED_CUH
 #define MM_CUDA_KERNELS_SHARED_CUH
@@ -17,13 +18,20 @@
 #include "megamoe/layer.h"
 #include "weights/cuda_layout.h"
 
+/* Chunks of 64 rows that a math warpgroup multiplies. */
+#if MM_FORMAT == 0 && MM_N <= 48 && MM_PROMOTE == 0
+#define MM_CHUNKS 1
+#else
+#define MM_CHUNKS 2
+#endif
+
 enum {
-    MATH_WARPS = 8,
+    MATH_WARPS = 16 / MM_CHUNKS,
     MATH_THREADS = 32 * MATH_WARPS,
-    PRODUCER_WARP = 8,
-    FINISHER_WARP = 9,
-    DISPATCH_WARP = 10,
-    WARPS = MM_CUDA_THREADS / 32,
+    PRODUCER_WARP = MATH_WARPS,
+    FINISHER_WARP = MATH_WARPS + 1,
+    WARPS = MM_CHUNKS == 1 ? MATH_WARPS + 2 : MATH_WARPS + 4,
+    THREADS = 32 * WARPS,
 
     EXACT = MM_FORMAT == MM_CUDA_NVFP4_EXACT, /* two terms */
     NVFP4 = MM_FORMAT != MM_CUDA_MXFP4,

@@ -80,9 +80,16 @@ static CUresult synchronize(void) {
     return CUDA_SUCCESS;
 }
 
+static CUresult function_attribute(int *value, CUfunction_attribute attribute,
+                                   CUfunction function) {
+    (void)function;
+    *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? FAKE_THREADS : 0;
+    return CUDA_SUCCESS;
+}
+
 static CUresult occupancy(int *blocks, CUfunction function, int threads, size_t shared_bytes) {
     (void)function;
-    *blocks = threads == MM_CUDA_THREADS && shared_bytes <= 232448 ? fake.blocks_resident : 0;
+    *blocks = threads == FAKE_THREADS && shared_bytes <= 232448 ? fake.blocks_resident : 0;
     return CUDA_SUCCESS;
 }
 
@@ -126,6 +133,7 @@ mm_cuda_device fake_open(int32_t ordinal) {
         .cuMemsetD8Async = set_bytes,
         .cuMemsetD32Async = set_words,
         .cuCtxSynchronize = synchronize,
+        .cuFuncGetAttribute = function_attribute,
         .cuOccupancyMaxActiveBlocksPerMultiprocessor = occupancy,
         .cuLaunchKernelEx = launch,
         .cuGetErrorName = error_name,

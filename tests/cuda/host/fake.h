@@ -11,6 +11,8 @@
 
 #include "cuda/operation.h"
 
+enum { FAKE_THREADS = 384 /* of a block of a forward */ };
+
 typedef struct fake_launch {
     CUlaunchConfig config;
     bool cooperative;

@@ -354,7 +354,7 @@ T_CASE(a_forward_is_one_cooperative_launch) {
     const CUlaunchConfig *config = &fake.last.config;
     const mm_cuda_forward_args *args = &fake.last.forward;
     T_EQ_INT(config->gridDimX, 132);
-    T_EQ_INT(config->blockDimX, MM_CUDA_THREADS);
+    T_EQ_INT(config->blockDimX, FAKE_THREADS);
     T_CHECK((void *)config->hStream == &f);
     T_EQ_INT(config->sharedMemBytes, mm_cuda_fixed_smem(8, 2048, EXPERTS) +
                                          (uint32_t)args->stages * mm_cuda_stage_smem(8, 18432, 1));

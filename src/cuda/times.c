@@ -47,7 +47,8 @@ static void sum_up(const uint64_t *marks, int32_t blocks, megamoe_workspace_time
         times->dispatch_us += (double)(first - begun) / unit;
         times->fc1_us += ((double)m[MM_CUDA_TIME_FC1] - (double)(first - begun)) / unit;
         times->fc2_us += (double)m[MM_CUDA_TIME_FC2] / unit;
-        times->combine_us += (double)(left - last) / unit;
+        /* Rows may be summed before the last tile has been told of, so this can be negative. */
+        times->combine_us += ((double)left - (double)last) / unit;
         times->idle_us += (double)(m[MM_CUDA_TIME_ENTRY] - begin + end - left) / unit;
     }
 }

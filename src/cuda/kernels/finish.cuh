@@ -108,27 +108,23 @@ MM_DEVICE void mm_activate(const mm_block *b, const mm_cuda_record *records, con
         sums[i / 2][i % 2] = args->weight_after_fc2 ? h[i] : h[i] * records[i % 2].weight;
 }
 
-/* The largest magnitudes that this warp's channels have; as bits, so that NaN is largest. */
-MM_DEVICE void mm_find_largest(const mm_block *b, const float (&s0)[MM_N / 2],
-                               const float (&s1)[MM_N / 2]) {
-    uint32_t *largest = (uint32_t *)(b->smem + LARGEST) + threadIdx.x / 32 * MM_N;
+/* The largest magnitudes that this warp's channels have in columns 8 j + 2 c and the next, into
+ * `largest` + 8 j; as bits, so that NaN is largest. */
+MM_DEVICE void mm_find_largest(uint32_t *largest, const float *s0, const float *s1) {
+    uint32_t pair[2];
 #pragma unroll
-    for (int32_t j = 0; j < MM_N / 8; j++) {
-        uint32_t pair[2];
+    for (int32_t k = 0; k < 2; k++) {
+        const uint32_t x = __float_as_uint(s0[k]) & 0x7FFFFFFFu;
+        const uint32_t y = MM_CHUNKS == 2 ? __float_as_uint(s1[k]) & 0x7FFFFFFFu : 0;
+        pair[k] = x > y ? x : y;
 #pragma unroll
-        for (int32_t k = 0; k < 2; k++) {
-            const uint32_t x = __float_as_uint(s0[4 * j + k]) & 0x7FFFFFFFu;
-            const uint32_t y = MM_CHUNKS == 2 ? __float_as_uint(s1[4 * j + k]) & 0x7FFFFFFFu : 0;
-            pair[k] = x > y ? x : y;
-#pragma unroll
-            for (int32_t step = 4; step < 32; step *= 2) {
-                const uint32_t other = __shfl_xor_sync(~0u, pair[k], step);
-                pair[k] = pair[k] > other ? pair[k] : other;
-            }
+        for (int32_t step = 4; step < 32; step *= 2) {
+            const uint32_t other = __shfl_xor_sync(~0u, pair[k], step);
+            pair[k] = pair[k] > other ? pair[k] : other;
         }
-        if (threadIdx.x % 32 < 4)
-            *(uint2 *)&largest[8 * j + 2 * (threadIdx.x % 4)] = make_uint2(pair[0], pair[1]);
     }
+    if (threadIdx.x % 32 < 4)
+        *(uint2 *)&largest[2 * (threadIdx.x % 4)] = make_uint2(pair[0], pair[1]);
 }
 
 /* The scale of one token's 128 channels, by one thread: what codes are multiplied by, NaN where the
@@ -181,18 +177,42 @@ MM_DEVICE void mm_encode(const mm_block *b, const float (&s0)[MM_N / 2],
     }
 }
 
+/* Moves all sums `places` down, the first ones to the end. */
+MM_DEVICE void mm_turn(float (&s)[MM_N / 2], const int32_t places) {
+    float turned[MM_N / 2];
+#pragma unroll
+    for (int32_t i = 0; i < MM_N / 2; i++)
+        turned[i] = s[(i + places) % (MM_N / 2)];
+#pragma unroll
+    for (int32_t i = 0; i < MM_N / 2; i++)
+        s[i] = turned[i];
+}
+
 MM_DEVICE void mm_finish_fc1(const mm_block *b, const mm_tile *tile, float (&s0)[MM_N / 2],
                              float (&s1)[MM_N / 2]) {
     const mm_rows rows[2] = {mm_rows_of(tile, b->args->has_bias, 0),
                              mm_rows_of(tile, b->args->has_bias, MM_CHUNKS - 1)};
     const float gate_global = mm_global_of(tile, MEGAMOE_GATE);
     const float up_global = mm_global_of(tile, MEGAMOE_UP);
+    const mm_cuda_record *records = tile->records + 2 * (threadIdx.x % 4);
+    uint32_t *largest = (uint32_t *)(b->smem + LARGEST) + threadIdx.x / 32 * MM_N;
+    /* A loop, so that its code stays in the instruction cache: the sums are turned round in their
+     * registers, which only constants can index, and stand as before after the last turn. */
+    enum { AT_ONCE = MM_N == 8 ? 1 : 2 };
+#pragma unroll 1
+    for (int32_t j = 0; j < MM_N / 8; j += AT_ONCE) {
 #pragma unroll
-    for (int32_t j = 0; j < MM_N / 8; j++) {
-        const mm_cuda_record *records = tile->records + 8 * j + 2 * (threadIdx.x % 4);
-        mm_activate(b, records, rows, gate_global, up_global, s0 + 4 * j, s1 + 4 * j);
+        for (int32_t i = 0; i < AT_ONCE; i++) {
+            mm_activate(b, records + 8 * (j + i), rows, gate_global, up_global, s0 + 4 * i,
+                        s1 + 4 * i);
+            mm_find_largest(largest + 8 * (j + i), s0 + 4 * i, s1 + 4 * i);
+        }
+        if (MM_N > 8 * AT_ONCE) {
+            mm_turn(s0, 4 * AT_ONCE);
+            if (MM_CHUNKS == 2)
+                mm_turn(s1, 4 * AT_ONCE);
+        }
     }
-    mm_find_largest(b, s0, s1);
     MM_NAMED_BARRIER(1, MATH_THREADS);
     if (threadIdx.x < MM_N)
         mm_choose_scale(b, tile->task, (int32_t)threadIdx.x);

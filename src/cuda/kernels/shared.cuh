@@ -19,7 +19,7 @@
 #include "weights/cuda_layout.h"
 
 /* Chunks of 64 rows that a math warpgroup multiplies. */
-#if MM_FORMAT == 0 && MM_N <= 48 && MM_PROMOTE == 0
+#if MM_FORMAT == 0 && MM_N <= 32 && MM_PROMOTE == 0
 #define MM_CHUNKS 1
 #else
 #define MM_CHUNKS 2

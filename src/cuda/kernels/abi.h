@@ -179,7 +179,7 @@ typedef struct mm_cuda_stage_args {
 
 /* Bytes of the parts of shared memory; n is the token tile. */
 static inline uint32_t mm_cuda_stage_smem(uint32_t n, uint32_t weight_bytes, uint32_t scale_bytes) {
-    return n * 128 + weight_bytes + (n < 16 ? 16 : n) * scale_bytes;
+    return n * 128 + weight_bytes + (n + 15) / 16 * 16 * scale_bytes;
 }
 
 /* Everything but the ring. The tables of experts come last. */

@@ -198,7 +198,7 @@ MM_DEVICE void mm_finish_fc1(const mm_block *b, const mm_tile *tile, float (&s0)
     uint32_t *largest = (uint32_t *)(b->smem + LARGEST) + threadIdx.x / 32 * MM_N;
     /* A loop, so that its code stays in the instruction cache: the sums are turned round in their
      * registers, which only constants can index, and stand as before after the last turn. */
-    enum { AT_ONCE = MM_N == 8 ? 1 : 2 };
+    enum { AT_ONCE = MM_N % 16 == 0 ? 2 : MM_N == 24 ? 3 : 1 };
 #pragma unroll 1
     for (int32_t j = 0; j < MM_N / 8; j += AT_ONCE) {
 #pragma unroll

@@ -86,15 +86,19 @@ MM_DEVICE void mm_multiply_chunk(uint32_t d, const uint32_t (&a)[OPERANDS],
 
 /* ---- scales per block ---- */
 
-enum { SCALE_WORDS = (MM_N + 15) / 16 }; /* of four columns of a lane */
+/* Columns of a lane whose exponents are read together: of 16 columns, or of 8 where a tile may
+ * begin in the middle of the 16 rows that share a block of scales. */
+enum { SCALE_COLUMNS = MM_N % 16 ? 2 : 4, SCALE_WORDS = MM_N / (4 * SCALE_COLUMNS) };
 
 /* Exponent bytes of this lane's columns in a stage: byte 2 j + b of word n is column
- * 16 n + 8 j + 2 c + b. `half`: the tile is the second half of its 16 rows. */
+ * 4 SCALE_COLUMNS n + 8 j + 2 c + b. `half`: the tile begins with the second half of 16 rows. */
 MM_DEVICE uint32_t mm_exponent_word(const mm_reader *reader, uint32_t stage, uint32_t n,
                                     uint32_t half) {
-    const uint32_t place =
-        reader->scales + stage * reader->scale_stride + 16 * n + 4 * (threadIdx.x % 4);
-    return MM_N == 8 ? mm_shared_load_2(place + 2 * half) : mm_shared_load_4(place);
+    const uint32_t scales = reader->scales + stage * reader->scale_stride + 4 * (threadIdx.x % 4);
+    if (SCALE_COLUMNS == 4)
+        return mm_shared_load_4(scales + 16 * n);
+    const uint32_t group = half + n; /* of eight rows */
+    return mm_shared_load_2(scales + 16 * (group / 2) + 2 * (group % 2));
 }
 
 /*
@@ -116,9 +120,9 @@ MM_DEVICE void mm_zero(float (&sum)[MM_N / 2]) {
 /* Multiplies the columns of word n by powers of two. */
 MM_DEVICE void mm_scale_columns(float (&sum)[MM_N / 2], uint32_t n, uint32_t bytes) {
 #pragma unroll
-    for (uint32_t i = 0; i < (MM_N == 8 ? 2u : 4u); i++) {
+    for (uint32_t i = 0; i < SCALE_COLUMNS; i++) {
         const float f = mm_power(bytes, i);
-        const uint32_t at = 8 * n + 4 * (i / 2) + i % 2;
+        const uint32_t at = 2 * SCALE_COLUMNS * n + 4 * (i / 2) + i % 2;
         sum[at] *= f;
         sum[at + 2] *= f;
     }

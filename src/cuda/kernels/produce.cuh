@@ -95,7 +95,8 @@ MM_DEVICE mm_sources mm_sources_of(const mm_block *b, const mm_task *task) {
     const uint8_t *blob = b->rank->blobs + (uint64_t)task->expert * args->blob_bytes;
     const int64_t from = (int64_t)task->tile * task->chunks * WEIGHT_BYTES;
     const uint8_t *window = b->rank->windows[b->rank->rank];
-    const int64_t scale_row = task->row & ~(int64_t)15; /* a tile of 8 may begin in the middle */
+    const int64_t scale_row =
+        task->row & ~(int64_t)15; /* tiles of 8, 24 and 40 may begin in the middle */
     mm_sources s;
     s.codes_stride = args->rows * 128;
     if (task->kind == TASK_FC2) {

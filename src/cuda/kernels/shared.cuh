@@ -41,7 +41,7 @@ enum {
     TOKEN_BYTES = MM_N * 128,
     STAGE_BYTES = TOKEN_BYTES + WEIGHT_BYTES, /* tokens first: they need the alignment */
     TABLE_BYTES = 8 * (NVFP4 ? (EXACT ? 256 : 128) : 16),
-    SCALE_ROWS = MM_N < 16 ? 16 : MM_N, /* rows whose scales a stage holds */
+    SCALE_ROWS = (MM_N + 15) / 16 * 16, /* rows whose scales a stage holds */
     RECORD_BYTES = (int)sizeof(mm_cuda_record),
     STAGES_MAX = 12,
 

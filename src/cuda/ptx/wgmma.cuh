@@ -86,6 +86,14 @@ MM_DEVICE uint32_t mm_wgmma_descriptor(uint32_t address) {
 #define MM_B "%12"
 #define MM_ADD "%13"
 #endif
+#if MM_N == 24
+#define MM_COLUMNS "n24"
+#define MM_NAMES MM_NAMES_3
+#define MM_OPERANDS MM_OPERANDS_3
+#define MM_A "{%12, %13, %14, %15}"
+#define MM_B "%16"
+#define MM_ADD "%17"
+#endif
 #if MM_N == 32
 #define MM_COLUMNS "n32"
 #define MM_NAMES MM_NAMES_4
@@ -93,6 +101,14 @@ MM_DEVICE uint32_t mm_wgmma_descriptor(uint32_t address) {
 #define MM_A "{%16, %17, %18, %19}"
 #define MM_B "%20"
 #define MM_ADD "%21"
+#endif
+#if MM_N == 40
+#define MM_COLUMNS "n40"
+#define MM_NAMES MM_NAMES_5
+#define MM_OPERANDS MM_OPERANDS_5
+#define MM_A "{%20, %21, %22, %23}"
+#define MM_B "%24"
+#define MM_ADD "%25"
 #endif
 #if MM_N == 48
 #define MM_COLUMNS "n48"

@@ -446,7 +446,7 @@ T_CASE(the_batch_chooses_the_tile_unless_told) {
     open_all(&f, 1, MEGAMOE_FORMAT_MXFP4, MEGAMOE_SCALE_TOKEN);
     T_OK(mm_cuda_commit_staged(f.workspaces[0], TOKENS, NULL)); /* 10 routes to an expert */
     T_OK(mm_cuda_forward(f.calls, 1, 0, NULL));
-    T_EQ_STR(fake.last.kernel, "forward_mxfp4_n32");
+    T_EQ_STR(fake.last.kernel, "forward_mxfp4_n24");
     T_OK(mm_cuda_forward(f.calls, 1, 8, NULL));
     T_EQ_STR(fake.last.kernel, "forward_mxfp4_n8");
     T_OK(mm_cuda_forward(f.calls, 1, widest->tile_tokens, NULL));

@@ -21,7 +21,7 @@
 enum {
     MM_CUDA_FOLDED_MAX = 8, /* ranks of one launch */
     MM_CUDA_RANKS_MAX = 64,
-    MM_CUDA_BLOCKS_MAX = 256, /* of a rank */
+    MM_CUDA_BLOCKS_MAX = 256,   /* of a rank */
     MM_CUDA_ROW_MULTIPLE = 16,  /* of the start of an expert's rows in a pool */
     MM_CUDA_ROWS_BEYOND = 128,  /* a tile may read, but never uses, this many rows more */
     MM_CUDA_EXPONENT_BIAS = 48, /* of exponent bytes in pools */

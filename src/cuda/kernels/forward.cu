@@ -9,7 +9,7 @@
 
 /*
  * Registers for the two math warpgroups and for the third: the launch has 168 for each thread. What
- * fits without spills was found by trying. Four math warpgroups and two warps share alike, 112.
+ * fits without spills was found by trying. Four math warpgroups and two warps share alike, 96 each.
  */
 #if MM_N == 112 || (MM_FORMAT == 1 && MM_N >= 32) || (MM_FORMAT == 2 && MM_N == 96) ||             \
     (MM_PROMOTE && (MM_N == 48 || MM_FORMAT == 1))

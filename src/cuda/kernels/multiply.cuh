@@ -3,8 +3,9 @@
  * The main loop: 4-bit weights from the ring become E4M3 registers, tokens stay in shared memory.
  *
  * Each warpgroup multiplies one or two 64-row chunks. The next chunk of K is decoded into the other
- * register set while the tensor cores work on this one, and before that is waited for: decoding
- * under a group that is waited for later makes ptxas serialize every wgmma.
+ * register set while the tensor cores work on this one. One loop without peeled steps serves every
+ * way of scaling: ptxas gives the operands of each copy registers of their own, and serializes
+ * every wgmma where they do not suffice.
  */
 #ifndef MM_CUDA_KERNELS_MULTIPLY_CUH
 #define MM_CUDA_KERNELS_MULTIPLY_CUH
@@ -162,7 +163,11 @@ MM_DEVICE void mm_promote(const mm_reader *reader, int32_t kind, uint32_t half, 
 /*
  * One chunk of K for the warpgroup's 64-row chunks, with the register sets A0 and A1. While
  * its operands are decoded the chunk before is multiplied. Where K has an odd number of chunks the
- * last step multiplies zeros by the stage that is already there (LIVE false).
+ * last step multiplies zeros by the stage that is already there (LIVE false). BEGUN is false in the
+ * first step, which has nothing to scale and no stage to give back.
+ *
+ * The second wait for a stage that is full is the branch that keeps ptxas from moving the decoding
+ * behind the wait for the tensor cores.
  */
 #define MM_STEP(A0, A1, LIVE, BEGUN)                                                               \
     do {                                                                                           \

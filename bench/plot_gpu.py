@@ -117,7 +117,8 @@ class Chart:
 
     def svg(self, title):
         self.text(WIDTH / 2, 26, title, size=15)
-        return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
+        return ('<!-- SPDX-License-Identifier: Apache-2.0 -->\n'
+                f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
                 ' font-family="sans-serif">\n<rect width="100%" height="100%" fill="white"/>\n'
                 + "\n".join(self.parts) + "\n</svg>\n")
 

@@ -22,13 +22,8 @@ install(FILES
 install(EXPORT megamoe_targets NAMESPACE megamoe:: FILE megamoeTargets.cmake
   DESTINATION ${package_dir})
 
-find_program(SCDOC scdoc)
-if(SCDOC)
-  set(man_page ${PROJECT_BINARY_DIR}/megamoe.1)
-  add_custom_command(OUTPUT ${man_page}
-    COMMAND ${SCDOC} < ${PROJECT_SOURCE_DIR}/man/megamoe.1.scd > ${man_page}
-    DEPENDS man/megamoe.1.scd
-    COMMENT "Formatting megamoe(1)" VERBATIM)
-  add_custom_target(man ALL DEPENDS ${man_page})
-  install(FILES ${man_page} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
-endif()
+install(FILES completions/megamoe.bash RENAME megamoe
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+install(FILES completions/_megamoe DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+
+include(cmake/man.cmake)

@@ -148,7 +148,7 @@ int cmd_bench(int argc, char **argv) {
                              .format = -1,
                              .seconds = -1};
     const option_spec options[] = {
-        {"device", OPTION_TEXT, &request.device, "NAME", "cpu, cuda or cuda:N (cpu)", 0, 0},
+        {"device", OPTION_TEXT, &request.device, "cpu|cuda|cuda:N", "(cpu)", 0, 0},
         {"layer", OPTION_INTEGER, &request.layer, "L", "layer of PATH (its only one)", 0,
          INT32_MAX},
         {"model", OPTION_TEXT, &request.model, "NAME", "synthetic weights of a public model", 0, 0},
@@ -166,7 +166,7 @@ int cmd_bench(int argc, char **argv) {
          "CPU: use a prepared file as it is mapped instead of a copy in huge pages", 0, 0},
         {"memory", OPTION_NUMBER, &request.memory_gb, "GB", "most weights to hold (2; GPU: all)",
          1e-6, 1e6},
-        {"tokens", OPTION_TEXT, &request.tokens, "LIST", "batch sizes; GPU: or curve", 0, 0},
+        {"tokens", OPTION_TEXT, &request.tokens, "LIST|curve", "batch sizes; GPU: curve", 0, 0},
         {"capacity", OPTION_INTEGER, &request.capacity, "N", "GPU: of the workspace (8192)", 1,
          BENCH_MAX_TOKENS},
         {"threads", OPTION_INTEGER, &request.threads, "T", "(one per core)", 1, 1024},

@@ -145,7 +145,7 @@ int cmd_info(int argc, char **argv) {
     const char *name = "cpu";
     bool measure = false, json = false;
     const option_spec options[] = {
-        {"device", OPTION_TEXT, &name, "NAME", "cpu, cuda or cuda:N (cpu)", 0, 0},
+        {"device", OPTION_TEXT, &name, "cpu|cuda|cuda:N", "(cpu)", 0, 0},
         {"threads", OPTION_INTEGER, &threads, "T", "(one per core)", 1, 1024},
         {"measure", OPTION_FLAG, &measure, NULL, "measure the ceilings, about a second", 0, 0},
         OPTION_JSON(&json)};

@@ -207,7 +207,7 @@ int cmd_run(int argc, char **argv) {
     const option_spec options[] = {
         {"layer", OPTION_INTEGER, &request.layer, "L", "layer of a checkpoint (its only one)", 0,
          INT32_MAX},
-        {"device", OPTION_TEXT, &request.device, "NAME", "cpu, cuda or cuda:N (cpu)", 0, 0},
+        {"device", OPTION_TEXT, &request.device, "cpu|cuda|cuda:N", "(cpu)", 0, 0},
         {"ranks", OPTION_INTEGER, &request.ranks, "R", "ranks that share the experts (1)", 1,
          MAX_RANKS},
         {"threads", OPTION_INTEGER, &request.threads, "T", "of all ranks (one per core)", 1, 1024},

@@ -18,8 +18,13 @@ typedef enum option_kind {
 typedef struct option_spec {
     const char *name; /* without the dashes */
     option_kind kind;
-    void *target;      /* holds the default until the option is given */
-    const char *value; /* what --help calls the argument; NULL for flags */
+    void *target; /* holds the default until the option is given */
+    /*
+     * What --help calls the argument; NULL for flags. Shell completions read it there: of
+     * "word|word" they offer the words without capitals, names of files for FILE and PATH,
+     * directories for DIR.
+     */
+    const char *value;
     const char *help;
     double min, max;
 } option_spec;

@@ -36,12 +36,22 @@ class Help(Case):
     def test_help_wins_over_missing_arguments(self):
         self.good("run", "--help", "--ranks", "2")
 
-    def test_man_page_names_every_option(self):
-        page = read(SOURCE, "man/megamoe.1.scd")
+    def test_man_page_of_each_command_names_its_options(self):
         for command in COMMANDS:
+            page = subprocess.run(["awk", "-v", f"command={command}", "-f", "man/command.awk",
+                                   "tools/commands.h", "man/megamoe.1.scd"], cwd=SOURCE,
+                                  capture_output=True, text=True, check=True).stdout
+            self.assertEqual(page.splitlines()[0], f"megamoe-{command}(1)")
             for option in re.findall(r"\n  (--[a-z0-9-]+)", self.good(command, "--help")):
                 with self.subTest(command=command, option=option):
-                    self.assertRegex(page, rf"\*{option}\*")
+                    self.assertRegex(page, rf"(?m)^\*{option}\*|, \*{option}\*")
+
+    def test_command_without_a_man_page(self):
+        done = subprocess.run(["awk", "-v", "command=frobnicate", "-f", "man/command.awk",
+                               "tools/commands.h", "man/megamoe.1.scd"], cwd=SOURCE,
+                              capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("frobnicate", done.stderr)
 
     def test_linking_page_shows_the_example(self):
         shown = read(SOURCE, "docs/linking.md").split("```c\n")[1].split("```")[0]

@@ -15,11 +15,20 @@ library=$installed/$libdir
 failed=0
 for file in include/megamoe/megamoe.h bin/megamoe "$libdir/libmegamoe.so" "$libdir/libmegamoe.a" \
     "$libdir/pkgconfig/megamoe.pc" "$libdir/cmake/megamoe/megamoeConfig.cmake" \
-    "$libdir/cmake/megamoe/megamoeConfigVersion.cmake"; do
+    "$libdir/cmake/megamoe/megamoeConfigVersion.cmake" \
+    share/bash-completion/completions/megamoe share/zsh/site-functions/_megamoe; do
     [ -e "$installed/$file" ] || { echo "not installed: $file" && failed=1; }
 done
-if command -v scdoc >/dev/null && [ ! -s "$installed/share/man/man1/megamoe.1" ]; then
-    echo 'not installed: megamoe.1' && failed=1
+if command -v scdoc >/dev/null; then
+    commands=$("$installed/bin/megamoe" --help | sed -n 's/^  \([a-z]*\)  .*/\1/p')
+    [ -n "$commands" ] || { echo 'the tool lists no commands' && failed=1; }
+    for page in man1/megamoe.1 man5/megamoe-formats.5 \
+        $(sed 's|.*|man1/megamoe-&.1|' <<<"$commands"); do
+        # A whole page begins with its title and ends with this section.
+        file=$installed/share/man/$page name=$(basename "${page%.*}")
+        grep -qs "^\.TH \"$name\"" "$file" && grep -q '^\.SH SEE ALSO' "$file" ||
+            { echo "not installed, or not whole: $page" && failed=1; }
+    done
 fi
 [ "$failed" = 0 ] || exit 1
 while IFS= read -r header; do

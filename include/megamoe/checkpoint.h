@@ -8,6 +8,7 @@
  *   "deepseek-v4"     DeepSeek-V4 / V4.1 original FP4 (MXFP4)
  *   "modelopt-nvfp4"  NVIDIA ModelOpt NVFP4 under DeepSeek-V3, Qwen3-MoE, DeepSeek-V4 and related
  *                     names
+ *   "compressed-tensors"  llm-compressor's NVFP4 and MXFP4 under the same names
  */
 #ifndef MEGAMOE_CHECKPOINT_H
 #define MEGAMOE_CHECKPOINT_H

@@ -50,10 +50,11 @@ struct mm_family {
 
 extern const mm_family mm_deepseek_v4;
 extern const mm_family mm_modelopt;
+extern const mm_family mm_compressed_tensors;
 /* Formats that are recognised so that the message can name them. */
 extern const mm_family mm_refused;
 
-enum { MM_FAMILIES = 3 };
+enum { MM_FAMILIES = 4 };
 extern const mm_family *const mm_families[MM_FAMILIES];
 
 #endif

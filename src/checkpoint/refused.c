@@ -21,10 +21,9 @@ static const struct format {
     {"weight", "F32", "FP32, not quantized"},
     {"gate_up_proj", "BF16", "BF16, not quantized"},
     {"down_proj", "BF16", "BF16, not quantized"},
+    {"weight", "U8", "MXFP4 or MXFP8 with U8 scales"},
     {"weight_scale", "U8", "MXFP4 or MXFP8 with U8 scales"},
-    {"weight_packed", NULL, "compressed-tensors"},
-    {"weight_global_scale", NULL, "compressed-tensors"},
-    {"input_global_scale", NULL, "compressed-tensors"},
+    {"weight_packed", "I32", "compressed-tensors with integer codes"},
     {"gate_up_proj_blocks", NULL, "gpt-oss MXFP4"},
     {"gate_up_proj_scales", NULL, "gpt-oss MXFP4"},
     {"down_proj_blocks", NULL, "gpt-oss MXFP4"},
@@ -67,7 +66,7 @@ static megamoe_status weights(const megamoe_checkpoint *checkpoint, const mm_lay
         format = format_of(name.part, first->dtype->name);
     return mm_fail(MEGAMOE_EUNSUPPORTED,
                    "%s: %s: the experts of layer %" PRId32 " are in a format that is not run: %s; "
-                   "deepseek-v4 (MXFP4) and modelopt-nvfp4 are",
+                   "deepseek-v4 (MXFP4), modelopt-nvfp4 and compressed-tensors (NVFP4, MXFP4) are",
                    first->file->path, first->name, layer->index,
                    format ? format->name : first->dtype->name);
 }

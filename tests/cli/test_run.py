@@ -1,11 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forward over ranks: same bits however it is run, inputs and outputs, and bad inputs."""
+import json
 import os
 import struct
 import unittest
 
 from tool import (MODELS, SCALE, Case, bf16, f32, i32, i64, read_safetensors, safetensors_bytes,
                   write_safetensors)
+
+
+def compress(checkpoint, tensors, codec):
+    """Rewrites a checkpoint of one file as compressed-tensors stores it."""
+    parts = {"weight": "weight_packed", "scale": "weight_scale",
+             "weight_scale_2": "weight_global_scale", "input_scale": "input_global_scale"}
+    out = {}
+    for name, (dtype, shape, data) in tensors.items():
+        if ".experts." in name:
+            module, part = name.rsplit(".", 1)
+            name = f"{module}.{parts.get(part, part)}"
+            dtype = {"I8": "U8", "F8_E8M0": "U8"}.get(dtype, dtype)
+            if dtype == "F32":
+                shape, data = [1], f32([1 / struct.unpack("<f", data)[0]])
+        out[name] = (dtype, shape, data)
+    write_safetensors(os.path.join(checkpoint, "model.safetensors"), out)
+    with open(os.path.join(checkpoint, "config.json")) as file:
+        config = json.load(file)
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors", "format": f"{codec}-pack-quantized",
+        "version": "0.14.0", "ignore": ["lm_head"], "config_groups": {"group_0": {
+            "targets": ["Linear"], "weights": {"num_bits": 4, "type": "float"}}}}
+    with open(os.path.join(checkpoint, "config.json"), "w") as file:
+        json.dump(config, file)
+    quantized = os.path.join(checkpoint, "hf_quant_config.json")
+    if os.path.exists(quantized):
+        os.remove(quantized)
 
 
 class SameBits(Case):
@@ -49,6 +77,28 @@ class SameBits(Case):
                 a = self.good_json("run", checkpoint, "--ranks", 2)
                 b = self.good_json("run", file, "--ranks", 3, "--verify")
                 self.assertEqual((a["checksum"], a["prepared"]), (b["checksum"], not b["prepared"]))
+
+    def test_compressed_tensors(self):
+        """The same weights under the names, types and reciprocals of compressed-tensors."""
+        for model, codec in [("qwen3-30b-a3b", "nvfp4"), ("deepseek-v4-flash", "mxfp4")]:
+            with self.subTest(codec):
+                checkpoint = self.synth(model, name=model)
+                path = os.path.join(checkpoint, "model.safetensors")
+                tensors = {name: (dtype, shape, f32([2 ** -12]) if name.endswith("_scale_2")
+                                  else data)
+                           for name, (dtype, shape, data) in read_safetensors(path).items()}
+                write_safetensors(path, tensors)
+                before = self.good_json("run", checkpoint, "--tokens", 5)
+                compress(checkpoint, tensors, codec)
+                report = self.good_json("inspect", checkpoint)
+                self.assertEqual((report["family"], report["layers"][0]["format"]),
+                                 ("compressed-tensors", codec))
+                file = self.path(codec + ".mmoe")
+                self.good("prepare", checkpoint, "--out", file)
+                for source in [checkpoint, file]:
+                    after = self.good_json("run", source, "--tokens", 5, "--ranks", 2, "--verify")
+                    self.assertTrue(after["verify"]["equal"])
+                    self.assertEqual(before["checksum"], after["checksum"])
 
     def test_folded(self):
         checkpoint = self.synth()

@@ -95,8 +95,14 @@ static void print_shape(const source *s) {
     const megamoe_layer_desc *d = &s->layer;
     report_line("layer", "%d: %s, hidden %d, intermediate %d, %d experts, top-%d", d->layer,
                 megamoe_format_name(d->format), d->hidden, d->intermediate, d->experts, d->topk);
-    if (d->activation.limit > 0)
-        report_line("activation", "limit %g", (double)d->activation.limit);
+    const megamoe_activation *a = &d->activation;
+    if (a->offset != 0 || a->alpha != 1)
+        report_line("activation", "alpha %g, offset %g, limit %g", (double)a->alpha,
+                    (double)a->offset, (double)a->limit);
+    else if (a->limit > 0)
+        report_line("activation", "limit %g", (double)a->limit);
+    if (d->has_bias)
+        report_line("biases", "of gate, up and down");
     print_router(s->router);
 }
 

@@ -19,7 +19,10 @@
 #include "report.h"
 #include "synth.h"
 
-/* A file holds one layer, or a part of its experts where the layer is larger than this. */
+/*
+ * A file holds one layer, or a part of its experts where the layer is larger than this and its
+ * experts have tensors of their own.
+ */
 static const uint64_t largest_file = 4000000000;
 
 typedef enum content {
@@ -27,8 +30,12 @@ typedef enum content {
     SCALES,
     GLOBAL_SCALE,
     INPUT_SCALE,
+    FUSED_CODES,
+    FUSED_SCALES,
+    FUSED_BIAS,
     ROUTER_WEIGHT,
     ROUTER_BIAS,
+    ROUTER_LINEAR_BIAS,
     ROUTER_IMAGE_BIAS,
     HASH_TABLE
 } content;
@@ -65,6 +72,8 @@ typedef struct file {
     int32_t expert;
     megamoe_projection projection;
     uint8_t *codes, *scales;
+    uint8_t
+        *fused_scales; /* of all experts, for the tensor behind their codes; NULL if not fused */
 } file;
 
 static void add(file *f, content what, const char *name, const char *part, const char *dtype,
@@ -98,12 +107,38 @@ static void add_matrix(file *f, int32_t expert, megamoe_projection projection) {
     }
 }
 
+/* The tensors that hold a matrix of all experts. */
+static void add_fused(file *f, megamoe_projection projection) {
+    const megamoe_layer_desc *layer = &f->layer;
+    const bool down = projection == MEGAMOE_DOWN;
+    const int64_t rows = down ? layer->hidden : 2 * (int64_t)layer->intermediate;
+    const int64_t blocks = (down ? layer->intermediate : layer->hidden) / MXFP4_BLOCK;
+    const struct {
+        content content;
+        const char *part, *dtype;
+        int32_t rank;
+    } parts[] = {{FUSED_CODES, "_blocks", "U8", 4},
+                 {FUSED_SCALES, "_scales", "U8", 3},
+                 {FUSED_BIAS, "_bias", "BF16", 2}};
+    char name[MODEL_NAME_BYTES];
+    model_fused_name(layer->layer, projection, name);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        add(f, parts[i].content, name, parts[i].part, parts[i].dtype, parts[i].rank, layer->experts,
+            rows);
+        f->specs[f->n - 1].shape[2] = blocks;
+        f->specs[f->n - 1].shape[3] = MXFP4_BLOCK / 2;
+        f->tensors[f->n - 1].projection = projection;
+    }
+}
+
 static void add_router(file *f) {
     const model *m = f->model;
     const megamoe_layer_desc *layer = &f->layer;
     char name[MODEL_NAME_BYTES];
     model_router_name(m, layer->layer, "", name);
     add(f, ROUTER_WEIGHT, name, "weight", "BF16", 2, layer->experts, layer->hidden);
+    if (m->has_bias)
+        add(f, ROUTER_LINEAR_BIAS, name, "bias", "BF16", 1, layer->experts, 0);
     const char *bias = model_selection_bias(m, layer->layer);
     if (bias != NULL)
         add(f, ROUTER_BIAS, name, bias, "F32", 1, layer->experts, 0);
@@ -119,6 +154,40 @@ static void make_matrix(file *f, const tensor *t) {
     synth_matrix(f->weights, t->expert, t->projection, f->codes, f->scales);
     f->expert = t->expert;
     f->projection = t->projection;
+}
+
+/* Gives the n rows of a matrix every `turns`-th place of `out`, which begins with its first row. */
+static void take_turns(const uint8_t *rows, size_t n, size_t bytes, size_t turns, uint8_t *out) {
+    for (size_t row = 0; row < n; row++)
+        memcpy(out + row * turns * bytes, rows + row * bytes, bytes);
+}
+
+static void make_fused_codes(file *f, const tensor *t, uint8_t *codes) {
+    const megamoe_layer_desc *layer = &f->layer;
+    const bool down = t->projection == MEGAMOE_DOWN;
+    const size_t turns = down ? 1 : 2;
+    const size_t rows = (size_t)(down ? layer->hidden : layer->intermediate);
+    const size_t columns = (size_t)(down ? layer->intermediate : layer->hidden);
+    const size_t codes_row = columns / 2, scales_row = columns / MXFP4_BLOCK;
+    for (size_t expert = 0; expert < (size_t)layer->experts; expert++)
+        for (size_t turn = 0; turn < turns; turn++) {
+            const size_t row = expert * rows * turns + turn;
+            synth_matrix(f->weights, (int32_t)expert, t->projection + (megamoe_projection)turn,
+                         f->codes, f->scales);
+            take_turns(f->codes, rows, codes_row, turns, codes + row * codes_row);
+            take_turns(f->scales, rows, scales_row, turns, f->fused_scales + row * scales_row);
+        }
+}
+
+static void make_fused_bias(file *f, const tensor *t, uint16_t *biases) {
+    const megamoe_layer_desc *layer = &f->layer;
+    const bool down = t->projection == MEGAMOE_DOWN;
+    const size_t turns = down ? 1 : 2;
+    const size_t rows = (size_t)(down ? layer->hidden : layer->intermediate);
+    for (size_t expert = 0; expert < (size_t)layer->experts; expert++)
+        for (size_t turn = 0; turn < turns; turn++)
+            synth_matrix_bias(f->weights, (int32_t)expert, t->projection + (megamoe_projection)turn,
+                              turns, biases + expert * rows * turns + turn);
 }
 
 static megamoe_status fill(void *user, size_t index, void *data, uint64_t bytes) {
@@ -144,11 +213,23 @@ static megamoe_status fill(void *user, size_t index, void *data, uint64_t bytes)
     case INPUT_SCALE:
         memcpy(data, &input_scale, sizeof input_scale);
         break;
+    case FUSED_CODES:
+        make_fused_codes(f, t, data);
+        break;
+    case FUSED_SCALES:
+        memcpy(data, f->fused_scales, bytes);
+        break;
+    case FUSED_BIAS:
+        make_fused_bias(f, t, data);
+        break;
     case ROUTER_WEIGHT:
         synth_router_weight(f->weights, data);
         break;
     case ROUTER_BIAS:
         synth_router_bias(f->weights, 0, data);
+        break;
+    case ROUTER_LINEAR_BIAS:
+        synth_router_linear_bias(f->weights, data);
         break;
     case ROUTER_IMAGE_BIAS:
         synth_router_bias(f->weights, 1, data);
@@ -166,6 +247,7 @@ static void file_close(file *f) {
     free(f->specs);
     free(f->codes);
     free(f->scales);
+    free(f->fused_scales);
 }
 
 static bool file_open(const checkpoint *c, int32_t layer, file *f) {
@@ -176,7 +258,11 @@ static bool file_open(const checkpoint *c, int32_t layer, file *f) {
     f->specs = calloc(most, sizeof *f->specs);
     f->codes = malloc(synth_code_bytes(&f->layer));
     f->scales = malloc(synth_scale_bytes(&f->layer));
-    return f->weights && f->tensors && f->specs && f->codes && f->scales;
+    const bool fused = model_is_fused(c->model);
+    if (fused)
+        f->fused_scales = malloc((size_t)f->layer.experts * 2 * synth_scale_bytes(&f->layer));
+    return f->weights && f->tensors && f->specs && f->codes && f->scales &&
+           (!fused || f->fused_scales);
 }
 
 /* Part `part` of a layer. Returns an exit code. */
@@ -192,7 +278,11 @@ static int write_file(checkpoint *c, int32_t layer, int32_t part) {
     }
     if (part == 0)
         add_router(&f);
-    for (int32_t i = 0; i < c->experts_per_file; i++) {
+    if (model_is_fused(c->model)) {
+        add_fused(&f, MEGAMOE_GATE);
+        add_fused(&f, MEGAMOE_DOWN);
+    }
+    for (int32_t i = 0; i < c->experts_per_file && !model_is_fused(c->model); i++) {
         const int32_t expert = part * c->experts_per_file + i;
         for (megamoe_projection p = MEGAMOE_GATE; p <= MEGAMOE_DOWN; p++)
             if (expert < f.layer.experts)
@@ -407,6 +497,8 @@ int cmd_synth(int argc, char **argv) {
     const uint64_t expert_bytes = 3 * (synth_code_bytes(&layer) + synth_scale_bytes(&layer));
     const uint64_t fit = expert_bytes < largest_file ? largest_file / expert_bytes : 1;
     c.experts_per_file = fit < (uint64_t)m.experts ? (int32_t)fit : m.experts;
+    if (model_is_fused(&m))
+        c.experts_per_file = m.experts;
     c.files_per_layer = (m.experts + c.experts_per_file - 1) / c.experts_per_file;
     code = write_out(&c, out);
     json_decref(c.weight_map);

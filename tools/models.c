@@ -103,6 +103,40 @@ static const model models[] = {
      .vocabulary = 151936,
      .rule = MEGAMOE_ROUTER_SOFTMAX,
      .scaling = 1},
+    {.name = "gpt-oss-20b",
+     .architecture = "GptOssForCausalLM",
+     .type = "gpt_oss",
+     .naming = NAMES_GPT_OSS,
+     .published = MEGAMOE_FORMAT_MXFP4,
+     .hidden = 2880,
+     .intermediate = 2880,
+     .experts = 32,
+     .topk = 4,
+     .layers = 24,
+     .vocabulary = 201088,
+     .rule = MEGAMOE_ROUTER_SOFTMAX_SELECTED,
+     .scaling = 1,
+     .limit = 7,
+     .alpha = 1.702f,
+     .offset = 1,
+     .has_bias = true},
+    {.name = "gpt-oss-120b",
+     .architecture = "GptOssForCausalLM",
+     .type = "gpt_oss",
+     .naming = NAMES_GPT_OSS,
+     .published = MEGAMOE_FORMAT_MXFP4,
+     .hidden = 2880,
+     .intermediate = 2880,
+     .experts = 128,
+     .topk = 4,
+     .layers = 36,
+     .vocabulary = 201088,
+     .rule = MEGAMOE_ROUTER_SOFTMAX_SELECTED,
+     .scaling = 1,
+     .limit = 7,
+     .alpha = 1.702f,
+     .offset = 1,
+     .has_bias = true},
 };
 
 const model *model_at(size_t i) {
@@ -131,7 +165,8 @@ model model_scaled(const model *full, double scale) {
 }
 
 bool model_has_format(const model *m, megamoe_format format) {
-    return format == MEGAMOE_FORMAT_NVFP4 || m->naming == NAMES_DEEPSEEK_V4;
+    return format == m->published ||
+           (format == MEGAMOE_FORMAT_NVFP4 && m->naming == NAMES_DEEPSEEK_V4);
 }
 
 megamoe_layer_desc model_layer(const model *m, int32_t layer, megamoe_format format) {
@@ -142,7 +177,8 @@ megamoe_layer_desc model_layer(const model *m, int32_t layer, megamoe_format for
     desc.experts = m->experts;
     desc.topk = m->topk;
     desc.format = format;
-    desc.activation.limit = m->limit;
+    desc.activation = (megamoe_activation){m->alpha, m->offset, m->limit};
+    desc.has_bias = m->has_bias;
     return desc;
 }
 
@@ -158,10 +194,20 @@ void model_matrix_name(const model *m, int32_t layer, int32_t expert, megamoe_pr
                  others[projection]);
 }
 
+bool model_is_fused(const model *m) {
+    return m->naming == NAMES_GPT_OSS;
+}
+
+void model_fused_name(int32_t layer, megamoe_projection projection, char name[MODEL_NAME_BYTES]) {
+    snprintf(name, MODEL_NAME_BYTES, "model.layers.%d.mlp.experts.%s", layer,
+             projection == MEGAMOE_DOWN ? "down_proj" : "gate_up_proj");
+}
+
 void model_router_name(const model *m, int32_t layer, const char *part,
                        char name[MODEL_NAME_BYTES]) {
-    const char *format =
-        m->naming == NAMES_DEEPSEEK_V4 ? "layers.%d.ffn.gate.%s" : "model.layers.%d.mlp.gate.%s";
+    const char *format = m->naming == NAMES_DEEPSEEK_V4 ? "layers.%d.ffn.gate.%s"
+                         : m->naming == NAMES_GPT_OSS   ? "model.layers.%d.mlp.router.%s"
+                                                        : "model.layers.%d.mlp.gate.%s";
     snprintf(name, MODEL_NAME_BYTES, format, layer, part);
 }
 
@@ -172,6 +218,7 @@ const char *model_selection_bias(const model *m, int32_t layer) {
     case NAMES_DEEPSEEK_V3:
         return "e_score_correction_bias";
     case NAMES_QWEN3:
+    case NAMES_GPT_OSS:
         break;
     }
     return NULL;
@@ -209,6 +256,14 @@ static json_t *qwen3_geometry(const model *m) {
                      "num_experts_per_tok", m->topk, "num_hidden_layers", m->layers, "vocab_size",
                      m->vocabulary, "decoder_sparse_step", 1, "mlp_only_layers", "norm_topk_prob",
                      1, "hidden_act", "silu");
+}
+
+static json_t *gpt_oss_geometry(const model *m) {
+    return json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:f}", "model_type", m->type,
+                     "hidden_size", m->hidden, "intermediate_size", m->intermediate,
+                     "num_local_experts", m->experts, "num_experts_per_tok", m->topk,
+                     "experts_per_token", m->topk, "num_hidden_layers", m->layers, "vocab_size",
+                     m->vocabulary, "hidden_act", "silu", "swiglu_limit", (double)m->limit);
 }
 
 /* Names of what stays unquantized, as ModelOpt writes them. */
@@ -255,8 +310,41 @@ static json_t *modelopt_quantization(const model *m, int32_t first_layer, int32_
                      unquantized(m, first_layer, n));
 }
 
+static json_t *gpt_oss_quantization(void) {
+    return json_pack("{s:s, s:[s, s, s, s]}", "quant_method", "mxfp4", "modules_to_not_convert",
+                     "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                     "lm_head");
+}
+
+static json_t *geometry_of(const model *m) {
+    switch (m->naming) {
+    case NAMES_QWEN3:
+        return qwen3_geometry(m);
+    case NAMES_GPT_OSS:
+        return gpt_oss_geometry(m);
+    case NAMES_DEEPSEEK_V4:
+    case NAMES_DEEPSEEK_V3:
+        break;
+    }
+    return deepseek_geometry(m);
+}
+
+static json_t *quantization_of(const model *m, megamoe_format format, int32_t first_layer,
+                               int32_t n) {
+    switch (m->naming) {
+    case NAMES_DEEPSEEK_V4:
+        return deepseek_v4_quantization(m, format, first_layer, n);
+    case NAMES_GPT_OSS:
+        return gpt_oss_quantization();
+    case NAMES_DEEPSEEK_V3:
+    case NAMES_QWEN3:
+        break;
+    }
+    return modelopt_quantization(m, first_layer, n);
+}
+
 json_t *model_config(const model *m, megamoe_format format, int32_t first_layer, int32_t n) {
-    json_t *geometry = m->naming == NAMES_QWEN3 ? qwen3_geometry(m) : deepseek_geometry(m);
+    json_t *geometry = geometry_of(m);
     if (m->names_expert_dtype && m->text_type == NULL)
         json_object_set_new(geometry, "expert_dtype", json_string("fp4"));
     json_t *config = geometry;
@@ -264,10 +352,7 @@ json_t *model_config(const model *m, megamoe_format format, int32_t first_layer,
         config = json_pack("{s:s, s:o}", "model_type", m->type, "text_config", geometry);
     json_object_set_new(config, "architectures", json_pack("[s]", m->architecture));
     json_object_set_new(config, "torch_dtype", json_string("bfloat16"));
-    json_object_set_new(config, "quantization_config",
-                        m->naming == NAMES_DEEPSEEK_V4
-                            ? deepseek_v4_quantization(m, format, first_layer, n)
-                            : modelopt_quantization(m, first_layer, n));
+    json_object_set_new(config, "quantization_config", quantization_of(m, format, first_layer, n));
     return config;
 }
 

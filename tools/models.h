@@ -7,7 +7,12 @@
 #include <megamoe/megamoe.h>
 
 /* How a model names its expert layers. */
-typedef enum model_naming { NAMES_DEEPSEEK_V4, NAMES_DEEPSEEK_V3, NAMES_QWEN3 } model_naming;
+typedef enum model_naming {
+    NAMES_DEEPSEEK_V4,
+    NAMES_DEEPSEEK_V3,
+    NAMES_QWEN3,
+    NAMES_GPT_OSS
+} model_naming;
 
 typedef struct model {
     const char *name;
@@ -25,6 +30,8 @@ typedef struct model {
     int32_t groups, groups_kept; /* 0: the router has none */
     float scaling;               /* of the routing weights */
     float limit;                 /* of the activation; 0: none */
+    float alpha, offset;         /* of the activation */
+    bool has_bias;               /* of experts and router */
     int32_t quantization_block;  /* side of the blocks of the dense FP8 weights */
     bool names_expert_dtype;     /* config.json says "expert_dtype": "fp4" */
 } model;
@@ -50,6 +57,13 @@ void model_matrix_name(const model *m, int32_t layer, int32_t expert, megamoe_pr
                        char name[MODEL_NAME_BYTES]);
 void model_router_name(const model *m, int32_t layer, const char *part,
                        char name[MODEL_NAME_BYTES]);
+
+/*
+ * Whether one tensor holds a matrix of all experts, and its name without "_blocks": gate and up,
+ * whose rows take turns, are one matrix here.
+ */
+bool model_is_fused(const model *m);
+void model_fused_name(int32_t layer, megamoe_projection projection, char name[MODEL_NAME_BYTES]);
 
 /* The part of a router that biases selection: "bias" or "e_score_correction_bias"; NULL if none. */
 const char *model_selection_bias(const model *m, int32_t layer);

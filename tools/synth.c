@@ -20,11 +20,14 @@ enum {
     KEY_INPUT,
     KEY_INPUT_CHANNELS,
     KEY_TOKEN_IDS,
-    KEY_ROUTES
+    KEY_ROUTES,
+    KEY_MATRIX_BIAS
 };
 
 /* Deviations, in binades, of the scale of rows and channels. */
 static const float row_spread = 0.5f, channel_spread = 0.25f, input_spread = 0.5f;
+
+static const float bias_deviation = 0.1f, router_bias_deviation = 0.05f;
 
 struct synth {
     megamoe_layer_desc desc;
@@ -178,6 +181,15 @@ void synth_matrix(synth *s, int32_t expert, megamoe_projection projection, uint8
     parallel_for(s->threads, rows_of(&s->desc, projection), quantize_rows, &job);
 }
 
+void synth_matrix_bias(const synth *s, int32_t expert, megamoe_projection projection, size_t stride,
+                       uint16_t *bias) {
+    const uint64_t matrix = (uint64_t)expert * 3 + projection;
+    const uint64_t key = random_key(random_key(s->key, KEY_MATRIX_BIAS), matrix);
+    const size_t rows = (size_t)rows_of(&s->desc, projection);
+    for (size_t row = 0; row < rows; row++)
+        bias[row * stride] = quantize_bf16(bias_deviation * random_normal(random_key(key, row)));
+}
+
 void synth_router_weight(const synth *s, uint16_t *weight) {
     const size_t hidden = (size_t)s->desc.hidden;
     float row[SYNTH_MAX_COLUMNS];
@@ -189,10 +201,16 @@ void synth_router_weight(const synth *s, uint16_t *weight) {
 }
 
 void synth_router_bias(const synth *s, uint64_t which, float *bias) {
-    static const float deviation = 0.05f;
     random_normals(random_key(random_key(s->key, KEY_BIAS), which), (size_t)s->desc.experts, bias);
     for (int32_t i = 0; i < s->desc.experts; i++)
-        bias[i] *= deviation;
+        bias[i] *= router_bias_deviation;
+}
+
+void synth_router_linear_bias(const synth *s, uint16_t *bias) {
+    const uint64_t key = random_key(random_key(s->key, KEY_BIAS), 0);
+    for (int32_t i = 0; i < s->desc.experts; i++)
+        bias[i] =
+            quantize_bf16(router_bias_deviation * random_normal(random_key(key, (uint64_t)i)));
 }
 
 /* k different numbers below n, every set equally likely (R. W. Floyd's algorithm). */

@@ -33,9 +33,15 @@ float synth_global(synth *s, int32_t expert, megamoe_projection projection);
 void synth_matrix(synth *s, int32_t expert, megamoe_projection projection, uint8_t *codes,
                   uint8_t *scales);
 
+/* Biases of one matrix, BF16 [out], `stride` elements apart. */
+void synth_matrix_bias(const synth *s, int32_t expert, megamoe_projection projection, size_t stride,
+                       uint16_t *bias);
+
 /* Router parts: weight BF16 [experts, hidden], bias F32 [experts], table I64 [vocabulary, topk]. */
 void synth_router_weight(const synth *s, uint16_t *weight);
 void synth_router_bias(const synth *s, uint64_t which, float *bias);
+/* Of the logits: BF16 [experts]. */
+void synth_router_linear_bias(const synth *s, uint16_t *bias);
 void synth_hash_table(const synth *s, int64_t vocabulary, int64_t *table);
 
 /* Input rows, BF16 [n, hidden]. False: out of memory. */

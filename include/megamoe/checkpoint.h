@@ -9,6 +9,7 @@
  *   "modelopt-nvfp4"  NVIDIA ModelOpt NVFP4 under DeepSeek-V3, Qwen3-MoE, DeepSeek-V4 and related
  *                     names
  *   "compressed-tensors"  llm-compressor's NVFP4 and MXFP4 under the same names
+ *   "gpt-oss"         OpenAI gpt-oss MXFP4 with biases, under its names of Hugging Face or its own
  */
 #ifndef MEGAMOE_CHECKPOINT_H
 #define MEGAMOE_CHECKPOINT_H

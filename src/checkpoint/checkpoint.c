@@ -162,7 +162,7 @@ static void name_matrix(const void *owner, int32_t expert, megamoe_projection pr
     const mm_matrix_source *source =
         &((const weights_owner *)owner)->sources[(size_t)expert * 3 + (size_t)projection];
     const mm_tensor *tensor = scales ? source->scales : source->codes;
-    if (tensor->rank == 3) /* all experts in one tensor */
+    if (tensor->rank > 2) /* all experts in one tensor */
         snprintf(text, text_bytes, "%s: %s: expert %" PRId32, tensor->file->path, tensor->name,
                  expert);
     else

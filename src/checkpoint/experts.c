@@ -108,18 +108,17 @@ megamoe_status mm_config_experts(const mm_config *config, int32_t *experts, cons
     return MEGAMOE_OK;
 }
 
-/* A number of the config against that of a tensor. 0 in the config: it is silent. */
-static megamoe_status agree(const megamoe_checkpoint *checkpoint, const char *key, int32_t stated,
-                            const mm_tensor *tensor, int64_t seen) {
+megamoe_status mm_config_agree(const megamoe_checkpoint *checkpoint, const char *key,
+                               int32_t stated, const mm_tensor *tensor, int64_t seen) {
     if (stated == 0 || stated == seen)
         return MEGAMOE_OK;
     return mm_fail(MEGAMOE_EFORMAT, "%s: %s: its shape makes %s %" PRId64 ", but %s says %" PRId32,
                    tensor->file->path, tensor->name, key, seen, checkpoint->config.path, stated);
 }
 
-static megamoe_status describe_sizes(const mm_experts *experts, const mm_tensor *gate_codes,
-                                     mm_gate_shape shape, megamoe_layer_desc *desc) {
-    const megamoe_checkpoint *checkpoint = experts->checkpoint;
+megamoe_status mm_config_sizes(const megamoe_checkpoint *checkpoint, const mm_tensor *gate_codes,
+                               mm_gate_shape shape, const char *intermediate_key,
+                               megamoe_layer_desc *desc) {
     /* A tensor without elements can have any shape. */
     if (shape.row_bytes > INT32_MAX / 2 || shape.rows > INT32_MAX) {
         char text[MM_SHAPE_TEXT];
@@ -129,17 +128,23 @@ static megamoe_status describe_sizes(const mm_experts *experts, const mm_tensor 
     }
     desc->hidden = (int32_t)shape.row_bytes * 2;
     desc->intermediate = (int32_t)shape.rows;
-    const char *intermediate_key = "moe_intermediate_size";
     int32_t stated_hidden = 0, stated_intermediate = 0;
     MM_TRY(mm_config_int(&checkpoint->config, "hidden_size", &stated_hidden));
     MM_TRY(mm_config_int(&checkpoint->config, intermediate_key, &stated_intermediate));
+    MM_TRY(mm_config_agree(checkpoint, "hidden_size", stated_hidden, gate_codes, desc->hidden));
+    return mm_config_agree(checkpoint, intermediate_key, stated_intermediate, gate_codes,
+                           desc->intermediate);
+}
+
+static megamoe_status describe_sizes(const mm_experts *experts, const mm_tensor *gate_codes,
+                                     mm_gate_shape shape, megamoe_layer_desc *desc) {
+    const char *key = "moe_intermediate_size";
+    int32_t stated = 0;
+    MM_TRY(mm_config_int(&experts->checkpoint->config, key, &stated));
     /* Models whose layers are all MoE give the size of an expert under the plain key. */
-    if (stated_intermediate == 0 && strstr(gate_codes->name, ".block_sparse_moe.")) {
-        intermediate_key = "intermediate_size";
-        MM_TRY(mm_config_int(&checkpoint->config, intermediate_key, &stated_intermediate));
-    }
-    MM_TRY(agree(checkpoint, "hidden_size", stated_hidden, gate_codes, desc->hidden));
-    return agree(checkpoint, intermediate_key, stated_intermediate, gate_codes, desc->intermediate);
+    if (stated == 0 && strstr(gate_codes->name, ".block_sparse_moe."))
+        key = "intermediate_size";
+    return mm_config_sizes(experts->checkpoint, gate_codes, shape, key, desc);
 }
 
 /* The config counts the experts, or the router's rows, or else the tensors' names. */
@@ -155,9 +160,9 @@ static megamoe_status describe_experts(const mm_experts *experts, int64_t fused,
     const mm_tensor *gate = mm_checkpoint_find(checkpoint, name);
     const int64_t rows = gate && gate->rank == 2 ? gate->shape[0] : 0;
     if (rows)
-        MM_TRY(agree(checkpoint, key, stated, gate, rows));
+        MM_TRY(mm_config_agree(checkpoint, key, stated, gate, rows));
     if (fused)
-        MM_TRY(agree(checkpoint, key, stated, first, fused));
+        MM_TRY(mm_config_agree(checkpoint, key, stated, first, fused));
     const int64_t seen = fused ? fused : experts->named;
     if (rows && (fused ? seen != rows : seen > rows))
         return mm_fail(MEGAMOE_EFORMAT,

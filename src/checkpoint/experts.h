@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What families that name their experts as in names.h have in common. */
+/* What families have in common, most of it for those that name their experts as in names.h. */
 #ifndef MM_CHECKPOINT_EXPERTS_H
 #define MM_CHECKPOINT_EXPERTS_H
 
@@ -45,6 +45,17 @@ typedef struct mm_gate_shape {
     int64_t fused;     /* experts in the tensor; 0: one tensor for each expert */
 } mm_gate_shape;
 
+/* MEGAMOE_EFORMAT unless a number of the config is that of a tensor, or 0: the config is silent. */
+MEGAMOE_CHECKED megamoe_status mm_config_agree(const megamoe_checkpoint *checkpoint,
+                                               const char *key, int32_t stated,
+                                               const mm_tensor *tensor, int64_t seen);
+
+/* Fills hidden and intermediate from the shape and compares them with hidden_size and the key. */
+MEGAMOE_CHECKED megamoe_status mm_config_sizes(const megamoe_checkpoint *checkpoint,
+                                               const mm_tensor *gate_codes, mm_gate_shape shape,
+                                               const char *intermediate_key,
+                                               megamoe_layer_desc *desc);
+
 /* Fills the description of the layer from that shape and from the config, which must agree. */
 MEGAMOE_CHECKED megamoe_status mm_experts_describe(const mm_experts *experts,
                                                    const mm_tensor *gate_codes, mm_gate_shape shape,
@@ -65,7 +76,20 @@ MEGAMOE_CHECKED megamoe_status mm_is_deepseek_v4(const megamoe_checkpoint *check
 MEGAMOE_CHECKED megamoe_status mm_config_experts(const mm_config *config, int32_t *experts,
                                                  const char **key);
 
-/* routers.c: the routers of these models. */
+/* The tensors of a router; NULL where a part is absent. */
+typedef struct mm_router_tensors {
+    const mm_tensor *weight;         /* BF16 or F32 [experts, hidden] */
+    const mm_tensor *selection_bias; /* F32 or BF16 [experts] */
+    const mm_tensor *linear_bias;    /* the same */
+    const mm_tensor *hash_table;     /* I64 or I32 [vocabulary, topk] */
+} mm_router_tensors;
+
+/* Checks the tensors against *desc, whose hash_vocab is filled in here, and copies them. */
+MEGAMOE_CHECKED megamoe_status mm_router_from_tensors(const mm_router_tensors *tensors,
+                                                      megamoe_router_desc *desc,
+                                                      megamoe_router **router);
+
+/* routers.c: the routers of models that name their experts as in names.h. */
 MEGAMOE_CHECKED megamoe_status mm_router_read(const megamoe_checkpoint *checkpoint,
                                               const mm_layer *layer, megamoe_router **router);
 

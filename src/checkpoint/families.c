@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "checkpoint/family.h"
 
-const mm_family *const mm_families[MM_FAMILIES] = {&mm_deepseek_v4, &mm_modelopt,
-                                                   &mm_compressed_tensors, &mm_refused};
+const mm_family *const mm_families[MM_FAMILIES] = {
+    &mm_deepseek_v4, &mm_modelopt, &mm_compressed_tensors, &mm_gpt_oss, &mm_refused};

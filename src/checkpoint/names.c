@@ -34,8 +34,7 @@ static int take_one_of(const char **at, const char *const *words) {
     return -1;
 }
 
-/* A decimal without leading zeros, and the dot behind it. */
-static bool take_index(const char **at, int32_t *index) {
+bool mm_name_take_index(const char **at, int32_t *index) {
     const char *digit = *at;
     int64_t value = 0;
     for (; *digit >= '0' && *digit <= '9'; digit++) {
@@ -64,13 +63,14 @@ static bool take_prefix(const char **at) {
 bool mm_expert_name_parse(const char *name, mm_expert_name *parsed) {
     const char *at = name;
     *parsed = (mm_expert_name){.expert = MM_EXPERTS_FUSED};
-    if (!take_prefix(&at) || !take_index(&at, &parsed->layer) || take_one_of(&at, blocks) < 0)
+    if (!take_prefix(&at) || !mm_name_take_index(&at, &parsed->layer) ||
+        take_one_of(&at, blocks) < 0)
         return false;
     parsed->block_bytes = (size_t)(at - name);
     if (!take(&at, "experts."))
         return false;
     if (*at >= '0' && *at <= '9') {
-        if (!take_index(&at, &parsed->expert))
+        if (!mm_name_take_index(&at, &parsed->expert))
             return false;
         int projection = take_one_of(&at, named_projections);
         parsed->numbered = projection < 0;

@@ -44,6 +44,9 @@ void mm_expert_name_form(const char *name, const mm_expert_name *like, int32_t e
 void mm_block_name_form(const char *name, const mm_expert_name *like, const char *part,
                         char text[MM_NAME_TEXT]);
 
+/* Takes a decimal without leading zeros, and the dot behind it, from the start of *at. */
+bool mm_name_take_index(const char **at, int32_t *index);
+
 /* What may stand before "layers."; NULL ends the list. */
 extern const char *const mm_name_prefixes[];
 

@@ -24,10 +24,6 @@ static const struct format {
     {"weight", "U8", "MXFP4 or MXFP8 with U8 scales"},
     {"weight_scale", "U8", "MXFP4 or MXFP8 with U8 scales"},
     {"weight_packed", "I32", "compressed-tensors with integer codes"},
-    {"gate_up_proj_blocks", NULL, "gpt-oss MXFP4"},
-    {"gate_up_proj_scales", NULL, "gpt-oss MXFP4"},
-    {"down_proj_blocks", NULL, "gpt-oss MXFP4"},
-    {"down_proj_scales", NULL, "gpt-oss MXFP4"},
 };
 
 static const struct format *format_of(const char *part, const char *dtype) {
@@ -66,7 +62,8 @@ static megamoe_status weights(const megamoe_checkpoint *checkpoint, const mm_lay
         format = format_of(name.part, first->dtype->name);
     return mm_fail(MEGAMOE_EUNSUPPORTED,
                    "%s: %s: the experts of layer %" PRId32 " are in a format that is not run: %s; "
-                   "deepseek-v4 (MXFP4), modelopt-nvfp4 and compressed-tensors (NVFP4, MXFP4) are",
+                   "deepseek-v4 and gpt-oss (MXFP4), modelopt-nvfp4 and compressed-tensors (NVFP4, "
+                   "MXFP4) are",
                    first->file->path, first->name, layer->index,
                    format ? format->name : first->dtype->name);
 }

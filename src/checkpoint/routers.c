@@ -145,8 +145,9 @@ static megamoe_status view_of(const mm_tensor *tensor, megamoe_dtype dtype, mega
     return MEGAMOE_OK;
 }
 
-static megamoe_status build(const mm_tensor *gate, const mm_tensor *bias, const mm_tensor *table,
-                            megamoe_router_desc *desc, megamoe_router **router) {
+megamoe_status mm_router_from_tensors(const mm_router_tensors *tensors, megamoe_router_desc *desc,
+                                      megamoe_router **router) {
+    const mm_tensor *gate = tensors->weight, *table = tensors->hash_table;
     char where[1024];
     snprintf(where, sizeof where, "%s: %s", gate->file->path, gate->name);
     desc->hash_vocab = table && table->rank == 2 ? table->shape[0] : 0;
@@ -154,18 +155,22 @@ static megamoe_status build(const mm_tensor *gate, const mm_tensor *bias, const 
     const int64_t gate_shape[] = {desc->experts, desc->hidden};
     const int64_t table_shape[] = {desc->hash_vocab, desc->topk};
     mm_router_parts parts = {0};
-    void *copies[3] = {0};
+    void *copies[4] = {0};
     megamoe_status status = MEGAMOE_OK;
     MM_TRY_GOTO(view_of(gate, MEGAMOE_DTYPE_BF16, MEGAMOE_DTYPE_F32, 2, gate_shape, &parts.weight,
                         &copies[0]),
                 end);
-    if (bias)
-        MM_TRY_GOTO(view_of(bias, MEGAMOE_DTYPE_F32, MEGAMOE_DTYPE_BF16, 1, gate_shape,
-                            &parts.selection_bias, &copies[1]),
+    if (tensors->selection_bias)
+        MM_TRY_GOTO(view_of(tensors->selection_bias, MEGAMOE_DTYPE_F32, MEGAMOE_DTYPE_BF16, 1,
+                            gate_shape, &parts.selection_bias, &copies[1]),
+                    end);
+    if (tensors->linear_bias)
+        MM_TRY_GOTO(view_of(tensors->linear_bias, MEGAMOE_DTYPE_F32, MEGAMOE_DTYPE_BF16, 1,
+                            gate_shape, &parts.linear_bias, &copies[2]),
                     end);
     if (table) {
         MM_TRY_GOTO(view_of(table, MEGAMOE_DTYPE_I64, MEGAMOE_DTYPE_I32, 2, table_shape,
-                            &parts.hash_table, &copies[2]),
+                            &parts.hash_table, &copies[3]),
                     end);
         snprintf(where, sizeof where, "%s: %s", table->file->path, table->name);
     }
@@ -225,5 +230,6 @@ megamoe_status mm_router_read(const megamoe_checkpoint *checkpoint, const mm_lay
         desc.hidden = (int32_t)gate->shape[1];
     if (desc.experts == 0 && matrix)
         desc.experts = (int32_t)gate->shape[0];
-    return build(gate, bias, table, &desc, router);
+    const mm_router_tensors tensors = {.weight = gate, .selection_bias = bias, .hash_table = table};
+    return mm_router_from_tensors(&tensors, &desc, router);
 }

@@ -21,16 +21,19 @@ class Inspect(Case):
             with self.subTest(model):
                 checkpoint = self.synth(model, name=model)
                 report = self.good_json("inspect", checkpoint)
-                self.assertEqual(report["family"], "modelopt-nvfp4" if "v4" not in model
-                                 else "deepseek-v4")
+                family, experts = next(
+                    (what for start, what in {"deepseek-v4": ("deepseek-v4", 16),
+                                              "gpt-oss": ("gpt-oss", 8)}.items()
+                     if model.startswith(start)), ("modelopt-nvfp4", 16))
+                self.assertEqual(report["family"], family)
                 layer, = report["layers"]
-                self.assertEqual(layer["experts"], 16)
+                self.assertEqual(layer["experts"], experts)
                 self.assertEqual([p["projection"] for p in layer["projections"]],
                                  ["gate", "up", "down"])
                 block = 32 if layer["format"] == "mxfp4" else 16
                 for p in layer["projections"]:
                     self.assertEqual(p["groups"],
-                                     16 * layer["hidden"] * layer["intermediate"] // block)
+                                     experts * layer["hidden"] * layer["intermediate"] // block)
                     self.assertEqual(p["inside"] + p["outside"], p["groups"])
                     self.assertEqual(sum(p["scale_bytes"].values()), p["groups"])
                     if layer["format"] == "nvfp4":
@@ -45,6 +48,18 @@ class Inspect(Case):
             self.assertEqual((router["rule"], router["hash_vocab"], router["scaling"]),
                              (rule, vocabulary, scaling))
             self.assertTrue(router["normalize"])
+
+    def test_gpt_oss(self):
+        checkpoint = self.synth("gpt-oss-20b")
+        layer, = self.good_json("inspect", checkpoint)["layers"]
+        self.assertEqual([round(layer[k], 4) for k in ("alpha", "offset", "limit")], [1.702, 1, 7])
+        self.assertTrue(layer["bias"])
+        router = layer["router"]
+        self.assertEqual((router["rule"], router["topk"], router["scaling"], router["normalize"]),
+                         ("softmax-selected", 4, 1, False))
+        text = self.good("inspect", checkpoint)
+        for part in ["gpt-oss", "alpha 1.702, offset 1, limit 7", "biases", "softmax-selected"]:
+            self.assertIn(part, text)
 
     def test_histogram_counts_the_bytes_of_the_file(self):
         checkpoint = self.synth("deepseek-v4-flash")
@@ -114,7 +129,7 @@ class Prepare(Case):
 
     def test_cuda(self):
         """Packing for the GPU needs none."""
-        for model, form in [("deepseek-v4-flash", "exact"), ("qwen3-30b-a3b", "exact"),
+        for model, form in [("deepseek-v4-flash", "exact"), ("gpt-oss-20b", "exact"), ("qwen3-30b-a3b", "exact"),
                             ("qwen3-30b-a3b", "folded")]:
             with self.subTest((model, form)):
                 checkpoint = self.synth(model, name=f"{model}-{form}")

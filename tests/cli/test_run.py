@@ -117,6 +117,24 @@ class SameBits(Case):
         b = self.good_json("run", os.path.join(checkpoint, "model.safetensors"))
         self.assertEqual(a["checksum"], b["checksum"])
 
+    def test_original_names_of_gpt_oss(self):
+        checkpoint = self.synth("gpt-oss-20b")
+        alone = self.good_json("run", checkpoint, "--tokens", 9)
+        model = os.path.join(checkpoint, "model.safetensors")
+        tensors = {}
+        for name, tensor in read_safetensors(model).items():
+            for old, new in [("model.layers.", "block."), ("experts.gate_up_proj", "mlp1"),
+                             ("experts.down_proj", "mlp2"), ("_blocks", "_weight.blocks"),
+                             ("_scales", "_weight.scales"), ("router.", "gate.")]:
+                name = name.replace(old, new)
+            tensors[name] = tensor
+        write_safetensors(model, tensors)
+        with open(os.path.join(checkpoint, "config.json"), "w", encoding="utf-8") as file:
+            file.write('{"num_hidden_layers": 24, "num_experts": 8, "experts_per_token": 4, '
+                       '"hidden_size": 64, "intermediate_size": 64, "swiglu_limit": 7.0}')
+        renamed = self.good_json("run", checkpoint, "--tokens", 9, "--verify")
+        self.assertEqual(alone["checksum"], renamed["checksum"])
+
     def test_seed(self):
         checkpoint = self.synth()
         sums = [self.good_json("run", checkpoint, "--seed", s)["checksum"] for s in [1, 1, 2]]

@@ -16,6 +16,8 @@ FACTS = {
     "deepseek-v3": (7168, 2048, 256, 8, 3, "nvfp4", "model.layers.3.mlp.experts"),
     "qwen3-30b-a3b": (2048, 768, 128, 8, 0, "nvfp4", "model.layers.0.mlp.experts"),
     "qwen3-235b-a22b": (4096, 1536, 128, 8, 0, "nvfp4", "model.layers.0.mlp.experts"),
+    "gpt-oss-20b": (2880, 2880, 32, 4, 0, "mxfp4", "model.layers.0.mlp.experts"),
+    "gpt-oss-120b": (2880, 2880, 128, 4, 0, "mxfp4", "model.layers.0.mlp.experts"),
 }
 
 
@@ -73,6 +75,9 @@ class Geometry(Case):
         for model, (_, _, _, topk, _, form, prefix) in FACTS.items():
             with self.subTest(model):
                 checkpoint = self.synth(model, name=model)
+                if model.startswith("gpt-oss"):
+                    self.check_gpt_oss(tensors_of(checkpoint))
+                    continue
                 self.check_tensors(tensors_of(checkpoint), prefix, form, model, topk)
 
     def test_nvfp4_of_deepseek_v4(self):
@@ -83,6 +88,24 @@ class Geometry(Case):
         self.assertEqual(quantization["quant_method"], "fp8")
         self.assertEqual(quantization["moe_quant_algo"], "NVFP4")
         self.assertEqual(quantization["group_size"], 16)
+
+    def check_gpt_oss(self, tensors):
+        h, i, e = 64, 64, 8
+        block = "model.layers.0.mlp."
+        expected = {"router.weight": ("BF16", [e, h]), "router.bias": ("BF16", [e])}
+        for part, rows, columns in [("gate_up_proj", 2 * i, h), ("down_proj", h, i)]:
+            expected[f"experts.{part}_blocks"] = ("U8", [e, rows, columns // 32, 16])
+            expected[f"experts.{part}_scales"] = ("U8", [e, rows, columns // 32])
+            expected[f"experts.{part}_bias"] = ("BF16", [e, rows])
+        self.assertEqual({name: t[:2] for name, t in tensors.items()},
+                         {block + name: what for name, what in expected.items()})
+        for name, (_, _, data) in tensors.items():
+            half = len(data) // 2  # experts differ
+            self.assertNotEqual(data[:half], data[half:], name)
+        codes_of_all = tensors[block + "experts.gate_up_proj_blocks"][2]
+        for at in range(0, len(codes_of_all), 16):
+            codes = nibbles(codes_of_all[at:at + 16])
+            self.assertGreaterEqual(max(c & 7 for c in codes), 5)
 
     def check_tensors(self, tensors, prefix, form, model, topk):
         v4 = prefix.startswith("layers.")
@@ -160,6 +183,14 @@ class Config(Case):
             quantization = json.load(file)["quantization"]
         self.assertEqual((quantization["quant_algo"], quantization["group_size"]), ("NVFP4", 16))
 
+    def test_gpt_oss(self):
+        config = config_of(self.synth("gpt-oss-120b"))
+        for key, value in {"model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 64,
+                           "num_local_experts": 8, "num_experts_per_tok": 4,
+                           "num_hidden_layers": 36, "swiglu_limit": 7.0}.items():
+            self.assertEqual(config[key], value, key)
+        self.assertEqual(config["quantization_config"]["quant_method"], "mxfp4")
+
     def test_qwen3(self):
         config = config_of(self.synth("qwen3-235b-a22b"))
         for key, value in {"model_type": "qwen3_moe", "num_experts": 16, "norm_topk_prob": True,
@@ -217,7 +248,7 @@ class Weights(Case):
                 self.assertNotEqual(tensor, other[name], name)
 
     def test_threads_do_not_matter(self):
-        for model in ["deepseek-v4-pro", "deepseek-v3"]:
+        for model in ["deepseek-v4-pro", "deepseek-v3", "gpt-oss-20b"]:
             one = tensors_of(self.synth(model, "--threads", "1", name=model + "1"))
             many = tensors_of(self.synth(model, "--threads", "7", name=model + "7"))
             self.assertEqual(one, many)
@@ -286,6 +317,8 @@ class Directory(Case):
         self.fails(2, ["deepseek-v9"], "synth", "--model", "deepseek-v9", "--out", out)
         self.fails(2, ["--layers 59", "58"], "synth", "--model", "deepseek-v3", "--layers", "59",
                    "--out", out)
+        self.fails(2, ["nvfp4", "mxfp4", "gpt-oss-20b"], "synth", "--model", "gpt-oss-20b",
+                   "--format", "nvfp4", "--out", out)
         self.fails(2, ["mxfp4", "nvfp4", "qwen3-30b-a3b"], "synth", "--model", "qwen3-30b-a3b",
                    "--format", "mxfp4", "--out", out)
         self.assertEqual(os.listdir(self.directory), [])

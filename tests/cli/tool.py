@@ -10,7 +10,7 @@ import unittest
 
 TOOL = os.environ["MEGAMOE_TOOL"]
 MODELS = ["deepseek-v4-flash", "deepseek-v4-pro", "deepseek-v4.1-flash", "deepseek-v3",
-          "qwen3-30b-a3b", "qwen3-235b-a22b"]
+          "qwen3-30b-a3b", "qwen3-235b-a22b", "gpt-oss-20b", "gpt-oss-120b"]
 SCALE = "0.02"
 
 

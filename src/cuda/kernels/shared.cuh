@@ -91,9 +91,7 @@ typedef struct mm_task {
 typedef struct mm_words {
     int32_t stop;  /* nothing more is to be computed */
     int32_t next;  /* of this block's routes to dispatch */
-    int32_t bad;   /* lowest rank with an error, or INT32_MAX */
     int32_t units; /* token tiles of this rank */
-    int32_t unused[4];
 } mm_words;
 
 /* One block's view of the forward. */

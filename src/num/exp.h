@@ -16,14 +16,12 @@ MM_NUM_INLINE float mm_exp2i(int32_t n) {
     return mm_f32_from_bits((uint32_t)(n + 127) << 23);
 }
 
-MM_NUM_INLINE float mm_expf(float x) {
-    /* exp(89) overflows and exp(-105) rounds to zero; beyond them nothing changes. */
-    x = x > 89.0f ? 89.0f : x;
-    x = x < -105.0f ? -105.0f : x;
+/* exp(x) = y 2^*exponent with y near 1, for x in -105..89. (For NaN y is, *exponent arbitrary.) */
+MM_NUM_INLINE float mm_exp_split(float x, int32_t *exponent) {
     /* n = round(x / ln 2): the magic number leaves it in the low bits of an FP32. */
     const float shifted = fmaf(x, 0x1.715476p+0f, 0x1.8p23f);
     const float n = shifted - 0x1.8p23f;
-    const int32_t exponent = (int32_t)(mm_f32_bits(shifted) - 0x4B400000u);
+    *exponent = (int32_t)(mm_f32_bits(shifted) - 0x4B400000u);
     /* ln 2 in two parts; the first has trailing zeros, so n * part is exact. */
     float r = fmaf(n, -0x1.62e4p-1f, x);
     r = fmaf(n, -0x1.7f7d1cp-20f, r);
@@ -34,9 +32,16 @@ MM_NUM_INLINE float mm_expf(float x) {
     q = fmaf(q, r, 0x1.55548ep-5f);
     q = fmaf(q, r, 0x1.555554p-3f);
     q = fmaf(q, r, 0.5f);
-    const float y = 1.0f + fmaf(r * r, q, r);
-    /* Two factors keep 2^n in range; only the second product can round. (For NaN they are
-     * arbitrary bits, and y is NaN.) */
+    return 1.0f + fmaf(r * r, q, r);
+}
+
+MM_NUM_INLINE float mm_expf(float x) {
+    /* exp(89) overflows and exp(-105) rounds to zero; beyond them nothing changes. */
+    x = x > 89.0f ? 89.0f : x;
+    x = x < -105.0f ? -105.0f : x;
+    int32_t exponent;
+    const float y = mm_exp_split(x, &exponent);
+    /* Two factors keep 2^n in range; only the second product can round. */
     const int32_t first = exponent / 2;
     return y * mm_exp2i(first) * mm_exp2i(exponent - first);
 }

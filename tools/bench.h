@@ -12,7 +12,7 @@ enum { BENCH_MAX_POINTS = 48, BENCH_MAX_TOKENS = 1 << 16 };
 /* The command line. */
 typedef struct bench_request {
     const char *path, *model, *geometry, *tokens, *device;
-    int64_t layer, experts, threads, seed, capacity, iterations;
+    int64_t layer, experts, threads, seed, capacity, iterations, token_tile, lag;
     int format, nvfp4, input_scale, accumulate;
     double seconds, memory_gb;
     bool json, mapped;

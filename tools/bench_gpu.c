@@ -106,6 +106,10 @@ static int open_workspace(gpu_bench *gb) {
     capacity.tokens = b->capacity;
     TRY_LIBRARY(megamoe_workspace_create(b->target.comm, b->target.device, &shape, &capacity,
                                          &gb->workspace));
+    megamoe_plan plan = MEGAMOE_INIT(megamoe_plan);
+    plan.token_tile = (int32_t)b->request->token_tile;
+    plan.lag = (int32_t)b->request->lag;
+    TRY_LIBRARY(megamoe_workspace_set_plan(gb->workspace, &plan));
     TRY_LIBRARY(megamoe_prewarm(b->layer.layer, gb->workspace));
     return EXIT_DONE;
 }

@@ -79,6 +79,8 @@ static int check_request(const bench_request *request, bool gpu) {
     const char *of_cpu = request->mapped ? "mapped" : request->seconds >= 0 ? "seconds" : NULL;
     const char *of_gpu = request->capacity > 0     ? "capacity"
                          : request->iterations > 0 ? "iterations"
+                         : request->token_tile > 0 ? "token-tile"
+                         : request->lag > 0        ? "lag"
                                                    : NULL;
     if (gpu && of_cpu != NULL)
         return report_error("bench: --%s is for the CPU, not for --device %s", of_cpu,
@@ -173,6 +175,10 @@ int cmd_bench(int argc, char **argv) {
         {"seconds", OPTION_NUMBER, &request.seconds, "S", "CPU: for each batch size (2)", 0, 3600},
         {"iterations", OPTION_INTEGER, &request.iterations, "N", "GPU: for each batch size (50)", 1,
          1000},
+        {"token-tile", OPTION_INTEGER, &request.token_tile, "N",
+         "GPU: tokens of a tile (chosen for each batch)", 1, 1024},
+        {"lag", OPTION_INTEGER, &request.lag, "N",
+         "GPU: token tiles by which FC2 follows FC1 (all)", 1, INT32_MAX},
         {"seed", OPTION_INTEGER, &request.seed, "N", "of weights, input and routes (1)", 0,
          (double)INT64_MAX},
         OPTION_JSON(&request.json)};

@@ -219,6 +219,21 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_forward(megamoe_layer *layer,
                                                            megamoe_workspace *workspace,
                                                            const megamoe_view *y, void *stream);
 
+/* How a CUDA device cuts up a forward. None of it shows in a result, only in time. */
+typedef struct megamoe_plan {
+    size_t struct_size;
+    int32_t token_tile; /* tokens of a tile, one of the widths compiled; 0: chosen for each batch */
+    int32_t lag;        /* token tiles by which FC2 follows FC1; 0: FC2 after all of FC1 */
+} megamoe_plan;
+
+/*
+ * The plan of this workspace's later forwards; of folded ranks that of rank 0 counts. A width that
+ * the layer's format does not have is a MEGAMOE_EINVAL of the forward, which names those it has.
+ * Returns: MEGAMOE_EINVAL, MEGAMOE_EUNSUPPORTED (on the CPU).
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_workspace_set_plan(megamoe_workspace *workspace,
+                                                                      const megamoe_plan *plan);
+
 typedef struct megamoe_forward_call {
     megamoe_layer *layer;
     megamoe_workspace *workspace;

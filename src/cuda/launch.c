@@ -126,8 +126,11 @@ static megamoe_status plan_kernel(mm_cuda_workspace *ws, const mm_cuda_layer *la
     const uint32_t n = (uint32_t)variant->tile_tokens;
     const uint32_t scale_bytes =
         ws->shape.input_scale == MEGAMOE_SCALE_BLOCK_F32 ? sizeof(float) : 1;
-    const uint32_t fixed = mm_cuda_fixed_smem(n, table_bytes, (uint32_t)ws->shape.physical_experts);
-    const uint32_t stage = mm_cuda_stage_smem(n, (uint32_t)layer->layout.stage_bytes, scale_bytes);
+    const uint32_t teams = MM_CUDA_TEAMS(variant->format, n, variant->promote);
+    const uint32_t fixed = mm_cuda_block_smem(table_bytes, (uint32_t)ws->shape.physical_experts) +
+                           teams * mm_cuda_team_smem(n);
+    const uint32_t stage =
+        teams * mm_cuda_stage_smem(n, (uint32_t)layer->layout.stage_bytes, scale_bytes);
     const int32_t stages = mm_plan_stages(ws->device->shared_bytes, fixed, stage);
     if (!stages)
         return mm_fail(MEGAMOE_EUNSUPPORTED,
@@ -199,29 +202,47 @@ megamoe_status mm_cuda_prewarm(mm_cuda_workspace *workspace, const mm_cuda_layer
 
 /* ---- forward ---- */
 
+/*
+ * What tiles cost, in microseconds for 32 experts of 4096 x 2048 on an H200 (docs/kernel-notes.md):
+ * only their ratios matter.
+ */
+static const double READING_COST = 97;
+
+static mm_plan_tile tile_of(const mm_forward_variant *variant) {
+    const double n = variant->tile_tokens;
+    double cost = 72 + 1.13 * n;
+    if (variant->format == MM_CUDA_NVFP4_EXACT)
+        cost = 110 + 2 * n;
+    else if (MM_CUDA_TEAMS(variant->format, variant->tile_tokens, variant->promote) == 2)
+        cost = 78 + 0.75 * n;
+    return (mm_plan_tile){variant->tile_tokens, cost};
+}
+
 /* The variant whose tile suits this batch, or that has the tile asked for. */
-static megamoe_status choose(const mm_cuda_call *calls, int32_t n, int32_t token_tile,
+static megamoe_status choose(const mm_cuda_call *calls, int32_t n, const megamoe_plan *plan,
                              const mm_forward_variant **variant) {
     const mm_cuda_layer *layer = calls[0].layer;
     const mm_cuda_workspace *ws = calls[0].workspace;
-    int32_t tiles[TILES_MAX] = {0}, count = 0;
+    mm_plan_tile tiles[TILES_MAX] = {{0}};
+    int32_t count = 0;
     int64_t tokens = 0;
     for (int32_t i = 0; i < mm_forward_variant_count && count < TILES_MAX; i++)
         if (serves(&mm_forward_variants[i], layer))
-            tiles[count++] = mm_forward_variants[i].tile_tokens;
+            tiles[count++] = tile_of(&mm_forward_variants[i]);
     for (int32_t i = 0; i < n; i++)
         tokens += calls[i].workspace->tokens;
     /* What other ranks have staged is not known here: as much as these. */
     const double routes =
         mm_plan_routes(tokens * ws->ranks / n, ws->shape.topk, ws->shape.physical_experts);
-    const int32_t tile = token_tile ? token_tile : mm_plan_token_tile(tiles, count, routes);
+    const int32_t tile = plan->token_tile ? plan->token_tile
+                                          : mm_plan_token_tile(tiles, count, READING_COST, routes);
     *variant = mm_forward_variant_find(layer->layout.format, tile,
                                        layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE);
     if (!*variant)
         return mm_fail(MEGAMOE_EINVAL,
                        "forward: there is no kernel with tiles of %d tokens; "
                        "expected one of %d widths from %d to %d",
-                       tile, count, tiles[0], tiles[count - 1]);
+                       tile, count, tiles[0].tokens, tiles[count - 1].tokens);
     return MEGAMOE_OK;
 }
 
@@ -255,8 +276,8 @@ static mm_cuda_rank rank_of(const mm_cuda_call *call) {
 }
 
 /* What the ranks of a launch share is taken from the first. */
-static void fill(const mm_cuda_call *calls, int32_t n, int32_t blocks, int32_t stages,
-                 mm_cuda_forward_args *args) {
+static void fill(const mm_cuda_call *calls, int32_t n, int32_t blocks, const mm_cuda_kernel *kernel,
+                 int32_t lag, mm_cuda_forward_args *args) {
     const mm_cuda_layer *layer = calls[0].layer;
     const mm_cuda_layout *layout = &layer->layout;
     const mm_cuda_workspace *ws = calls[0].workspace;
@@ -275,8 +296,8 @@ static void fill(const mm_cuda_call *calls, int32_t n, int32_t blocks, int32_t s
         .input_scale = (int32_t)ws->shape.input_scale,
         .weight_after_fc2 = layer->weight_after_fc2,
         .has_bias = layer->desc.has_bias,
-        .stages = stages,
-        .lag = mm_plan_lag(blocks, layout->fc1_tiles),
+        .stages = kernel->stages,
+        .lag = lag ? lag : INT32_MAX,
         .pool_rows = (int32_t)ws->capacity.pool_rows,
         .rows = ws->buffers.rows,
         .units = ws->buffers.units,
@@ -301,11 +322,11 @@ static void fill(const mm_cuda_call *calls, int32_t n, int32_t blocks, int32_t s
 }
 
 static megamoe_status launch(const mm_cuda_call *calls, int32_t n, int32_t blocks,
-                             const mm_forward_variant *variant, CUstream stream) {
+                             const mm_forward_variant *variant, int32_t lag, CUstream stream) {
     const mm_cuda_kernel *kernel;
     MM_TRY(find_kernel(calls[0].workspace, calls[0].layer, variant, &kernel));
     mm_cuda_forward_args args;
-    fill(calls, n, blocks, kernel->stages, &args);
+    fill(calls, n, blocks, kernel, lag, &args);
     /* Blocks wait for each other, so all of them have to be resident. */
     CUlaunchAttribute attribute = {.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, .value.cooperative = 1};
     const CUlaunchConfig config = {.gridDimX = (unsigned)(n * blocks),
@@ -357,7 +378,7 @@ static megamoe_status check(const mm_cuda_call *calls, int32_t n) {
     return MEGAMOE_OK;
 }
 
-megamoe_status mm_cuda_forward(const mm_cuda_call *calls, int32_t n, int32_t token_tile,
+megamoe_status mm_cuda_forward(const mm_cuda_call *calls, int32_t n, const megamoe_plan *plan,
                                void *stream) {
     MM_TRY(check(calls, n));
     const mm_cuda_device *device = calls[0].workspace->device;
@@ -368,10 +389,10 @@ megamoe_status mm_cuda_forward(const mm_cuda_call *calls, int32_t n, int32_t tok
                        "each",
                        n, device->max_ctas);
     const mm_forward_variant *variant;
-    MM_TRY(choose(calls, n, token_tile, &variant));
+    MM_TRY(choose(calls, n, plan, &variant));
     CUcontext previous;
     MM_TRY(mm_cuda_enter(device, &previous));
-    const megamoe_status status = launch(calls, n, blocks, variant, stream);
+    const megamoe_status status = launch(calls, n, blocks, variant, plan->lag, stream);
     mm_cuda_leave(previous);
     for (int32_t i = 0; status == MEGAMOE_OK && i < n; i++) {
         calls[i].workspace->epoch++;

@@ -80,11 +80,10 @@ typedef struct mm_cuda_call {
 } mm_cuda_call;
 
 /*
- * One launch for n ranks (1, or all of a folded communicator). `token_tile`: 0 lets the plan
- * choose; tests force one of the ladder. All workspaces are of one device.
+ * One launch for n ranks (1, or all of a folded communicator). All workspaces are of one device.
  */
 MEGAMOE_CHECKED megamoe_status mm_cuda_forward(const mm_cuda_call *calls, int32_t n,
-                                               int32_t token_tile, void *stream);
+                                               const megamoe_plan *plan, void *stream);
 
 /*
  * What the device has reported since the last call, without waiting for it: false if nothing.

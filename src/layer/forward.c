@@ -148,7 +148,7 @@ static megamoe_status forward_on_cuda(const megamoe_forward_call *calls, int32_t
             return die(ws, MEGAMOE_EPEER, mm_workspace_epoch(ws) + 1, MEGAMOE_PHASE_COUNT, -1);
         launch[i] = (mm_cuda_call){&calls[i].layer->cuda, ws->cuda, ws->tokens ? calls[i].y : NULL};
     }
-    return mm_cuda_forward(launch, n, calls[0].workspace->token_tile, calls[0].stream);
+    return mm_cuda_forward(launch, n, &calls[0].workspace->plan, calls[0].stream);
 }
 
 megamoe_status megamoe_forward(megamoe_layer *layer, megamoe_workspace *workspace,

@@ -40,7 +40,7 @@ struct megamoe_workspace {
     int64_t tokens; /* of the staged batch; -1: none */
     bool dead;      /* after a deadline or an abort */
     megamoe_workspace_detail pending;
-    int32_t token_tile; /* CUDA: 0, or what tests want instead of the plan's choice */
+    megamoe_plan plan; /* CUDA */
 };
 
 /*

@@ -253,6 +253,22 @@ megamoe_status megamoe_workspace_get_times(const megamoe_workspace *workspace,
     return mm_give_struct(times, &found, sizeof found, "megamoe_workspace_times");
 }
 
+megamoe_status megamoe_workspace_set_plan(megamoe_workspace *workspace, const megamoe_plan *plan) {
+    if (!workspace || !plan)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_workspace_set_plan: %s is NULL",
+                       workspace ? "plan" : "workspace");
+    if (!workspace->cuda)
+        return mm_fail(MEGAMOE_EUNSUPPORTED, "plan of a forward: only CUDA devices have one");
+    megamoe_plan taken = MEGAMOE_INIT(megamoe_plan);
+    MM_TRY(mm_take_struct(&taken, sizeof taken, plan, "megamoe_plan"));
+    if (taken.token_tile < 0 || taken.lag < 0)
+        return mm_fail(MEGAMOE_EINVAL,
+                       "megamoe_plan: token_tile %d, lag %d; expected 0 or a positive number",
+                       taken.token_tile, taken.lag);
+    workspace->plan = taken;
+    return MEGAMOE_OK;
+}
+
 void mm_workspace_die(megamoe_workspace *ws, const megamoe_workspace_detail *detail) {
     ws->dead = true;
     ws->pending = *detail;

@@ -7,19 +7,41 @@ double mm_plan_routes(int64_t tokens, int32_t topk, int32_t physical) {
     return (double)tokens * topk / physical;
 }
 
+/* Of a normal variable with this mean and deviation. */
+static double probability_above(double x, double mean, double deviation) {
+    return deviation > 0 ? 0.5 * erfc((x - mean) / (deviation * sqrt(2.0))) : mean > x;
+}
+
 /*
- * An expert whose routes do not fit one tile is read from memory (or L2) once more for the rest; a
- * tile wider than needed costs multiplications on padding. The first is dearer while experts are
- * read once, so the tile holds all routes of nearly every expert: with random routing their number
- * is binomial, and two deviations above the mean cover 98 % of the experts. Experts with more
- * routes than the widest tile are cut in any case, and fewest pieces are best.
+ * With random routing the routes of an expert are binomial, close to normal with a variance of the
+ * mean. Its first tile waits for its weights from memory or for the tensor cores, whichever takes
+ * longer; the others find the weights in L2. Beyond some deviations there are no routes.
  */
-int32_t mm_plan_token_tile(const int32_t *tiles, int32_t n, double routes) {
-    const double wanted = routes + 2 * sqrt(routes);
-    for (int32_t i = 0; i < n - 1; i++)
-        if (tiles[i] >= wanted)
-            return tiles[i];
-    return tiles[n - 1];
+static double expected_cost(const mm_plan_tile *tile, double reading, double routes) {
+    const double deviation = sqrt(routes), most = routes + 6 * deviation;
+    double cost = fmax(tile->cost, reading);
+    for (double full = tile->tokens; full < most; full += tile->tokens)
+        cost += tile->cost * probability_above(full + 0.5, routes, deviation);
+    return cost;
+}
+
+enum { MANY_TILES = 64 }; /* with more of them nothing changes */
+
+/* What a wider tile has to gain. */
+static const double GAIN = 0.99;
+
+int32_t mm_plan_token_tile(const mm_plan_tile *tiles, int32_t n, double reading, double routes) {
+    const double bounded = fmin(routes, (double)MANY_TILES * tiles[n - 1].tokens);
+    int32_t best = 0;
+    double least = INFINITY;
+    for (int32_t i = 0; i < n; i++) {
+        const double cost = expected_cost(&tiles[i], reading, bounded);
+        if (cost < GAIN * least) {
+            least = cost;
+            best = i;
+        }
+    }
+    return tiles[best].tokens;
 }
 
 int32_t mm_plan_stages(int64_t shared_bytes, int64_t fixed_bytes, int64_t stage_bytes) {
@@ -31,14 +53,4 @@ int32_t mm_plan_stages(int64_t shared_bytes, int64_t fixed_bytes, int64_t stage_
 
 int32_t mm_plan_blocks(int32_t blocks, int32_t here) {
     return blocks / here;
-}
-
-/*
- * A wave is one tile for every block. FC2 waits for all FC1 tiles of its tokens: one wave later the
- * last of them has begun, half a wave more lets it end.
- */
-int32_t mm_plan_lag(int32_t blocks, int32_t fc1_tiles) {
-    const int64_t lag =
-        (3 * (int64_t)blocks + 2 * (int64_t)fc1_tiles - 1) / (2 * (int64_t)fc1_tiles);
-    return lag < 1 ? 1 : (int32_t)lag;
 }

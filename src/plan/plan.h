@@ -16,11 +16,17 @@ enum {
 /* Routes that a physical expert gets on average; `tokens` are those of all ranks. */
 double mm_plan_routes(int64_t tokens, int32_t topk, int32_t physical);
 
+/* A width of token tiles. */
+typedef struct mm_plan_tile {
+    int32_t tokens;
+    double cost; /* of the multiplications of one tile, in units of `reading` below */
+} mm_plan_tile;
+
 /*
  * The token tile for experts with `routes` routes on average, out of the `n` (at least 1) ascending
- * widths in `tiles`.
+ * widths in `tiles`. `reading` is the cost of reading an expert's weights from memory.
  */
-int32_t mm_plan_token_tile(const int32_t *tiles, int32_t n, double routes);
+int32_t mm_plan_token_tile(const mm_plan_tile *tiles, int32_t n, double reading, double routes);
 
 /*
  * Stages of the ring that fit into `shared_bytes` of shared memory beside `fixed_bytes`; 0 if there
@@ -30,8 +36,5 @@ int32_t mm_plan_stages(int64_t shared_bytes, int64_t fixed_bytes, int64_t stage_
 
 /* Thread blocks for each of `here` ranks that share `blocks`; 0 if there are too few. */
 int32_t mm_plan_blocks(int32_t blocks, int32_t here);
-
-/* Token tiles by which FC2 follows FC1, for a rank with that many thread blocks; at least 1. */
-int32_t mm_plan_lag(int32_t blocks, int32_t fc1_tiles);
 
 #endif

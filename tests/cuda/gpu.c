@@ -271,7 +271,7 @@ int32_t gpu_tiles(const fleet *f, int32_t tiles[GPU_TILES_MAX]) {
 
 void gpu_force_tile(fleet *f, int32_t tile) {
     for (int32_t r = 0; r < f->ranks; r++)
-        f->rank[r].workspace->token_tile = tile;
+        f->rank[r].workspace->plan.token_tile = tile;
 }
 
 /* ---- results ---- */

@@ -320,7 +320,7 @@ T_CASE(what_a_workspace_tells) {
     fixture *x = open_fixture(43);
     const setup s = {.weights = x->m.weights, .ranks = 2, .tokens = 7};
     fleet f = fleet_open(&s);
-    const megamoe_workspace *workspace = f.rank[1].workspace;
+    megamoe_workspace *workspace = f.rank[1].workspace;
     const char *what = NULL;
     uint64_t sum = 0, bytes;
     int32_t parts = 0;
@@ -334,6 +334,8 @@ T_CASE(what_a_workspace_tells) {
     T_CHECK(!megamoe_workspace_part(workspace, parts + 1, &what, &bytes));
     megamoe_workspace_times times = MEGAMOE_INIT(megamoe_workspace_times);
     T_STATUS(megamoe_workspace_get_times(workspace, &times), MEGAMOE_EUNSUPPORTED);
+    const megamoe_plan plan = MEGAMOE_INIT(megamoe_plan);
+    T_STATUS(megamoe_workspace_set_plan(workspace, &plan), MEGAMOE_EUNSUPPORTED);
     fleet_close(&f);
     close_fixture(x);
 }

@@ -242,7 +242,7 @@ T_CASE(calls_reach_the_device) {
     T_OK(megamoe_forward(f.rank[0].layer, ws, &y, &streams[1]));
     T_EQ_INT(fake.launches, 1);
     T_EQ_INT(fake.ranks, 1);
-    T_EQ_INT(fake.token_tile, 0);
+    T_EQ_INT(fake.plan.token_tile, 0);
     T_CHECK(fake.stream == &streams[1]);
     T_CHECK(fake.layer == &layer->cuda);
     T_CHECK(fake.y == &y);
@@ -253,10 +253,18 @@ T_CASE(calls_reach_the_device) {
     T_EQ_INT(views.topk_ids.rows, 64);
     T_OK(megamoe_commit_staged(ws, 0, &streams[1]));
     T_CHECK(ws->cuda->stream == &streams[1] && ws->cuda->committed);
-    ws->token_tile = 48;
+    megamoe_plan plan = MEGAMOE_INIT(megamoe_plan);
+    plan.token_tile = 48;
+    plan.lag = 5;
+    T_OK(megamoe_workspace_set_plan(ws, &plan));
     T_OK(megamoe_forward(f.rank[0].layer, ws, &y, NULL));
     T_CHECK(!fake.y); /* no tokens, no y */
-    T_EQ_INT(fake.token_tile, 48);
+    T_EQ_INT(fake.plan.token_tile, 48);
+    T_EQ_INT(fake.plan.lag, 5);
+    plan.lag = -1;
+    T_STATUS(megamoe_workspace_set_plan(ws, &plan), MEGAMOE_EINVAL);
+    T_STATUS(megamoe_workspace_set_plan(ws, NULL), MEGAMOE_EINVAL);
+    T_STATUS(megamoe_workspace_set_plan(NULL, &plan), MEGAMOE_EINVAL);
 
     int64_t counts[4];
     T_OK(megamoe_workspace_receive_counts(ws, counts, 4));

@@ -135,12 +135,12 @@ FAKE(megamoe_status, mm_cuda_commit_staged, mm_cuda_workspace *workspace, int64_
     return MEGAMOE_OK;
 }
 
-FAKE(megamoe_status, mm_cuda_forward, const mm_cuda_call *calls, int32_t n, int32_t token_tile,
-     void *stream) {
+FAKE(megamoe_status, mm_cuda_forward, const mm_cuda_call *calls, int32_t n,
+     const megamoe_plan *plan, void *stream) {
     add(&fake.launches, 1);
     pthread_mutex_lock(&lock);
     fake.ranks = n;
-    fake.token_tile = token_tile;
+    fake.plan = *plan;
     fake.layer = calls[0].layer;
     fake.y = calls[0].y;
     fake.stream = stream;

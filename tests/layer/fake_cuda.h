@@ -28,7 +28,8 @@ typedef struct fake_cuda {
     int32_t devices, layers, workspaces; /* open */
     int32_t uploads;                     /* of experts; a layer's `blobs` are host memory */
     /* The last launch. */
-    int32_t launches, ranks, token_tile;
+    int32_t launches, ranks;
+    megamoe_plan plan;
     const mm_cuda_layer *layer;
     const megamoe_view *y;
     void *stream;

@@ -3,11 +3,13 @@
 
 #include "t.h"
 
-static const int32_t tiles[] = {8, 16, 32, 48, 64, 80, 96, 112};
+/* Costs in units of reading an expert. */
+static const mm_plan_tile tiles[] = {{8, 0.8},  {16, 0.85}, {32, 1},
+                                     {48, 1.2}, {64, 1.4},  {128, 2.2}};
 enum { TILES = sizeof tiles / sizeof *tiles };
 
 static int32_t tile(double routes) {
-    return mm_plan_token_tile(tiles, TILES, routes);
+    return mm_plan_token_tile(tiles, TILES, 1, routes);
 }
 
 T_CASE(routes_are_spread_over_all_experts) {
@@ -17,33 +19,38 @@ T_CASE(routes_are_spread_over_all_experts) {
     T_EQ_F64(mm_plan_routes(INT64_C(64) << 24, 16, 1), 17179869184.0);
 }
 
-T_CASE(tiles_hold_the_mean_and_two_deviations) {
+T_CASE(few_routes_are_held_by_one_tile) {
     T_EQ_INT(tile(0), 8);
-    T_EQ_INT(tile(4), 8); /* 4 + 2 * 2 */
-    T_EQ_INT(tile(4.01), 16);
-    T_EQ_INT(tile(9), 16);   /* 15 */
-    T_EQ_INT(tile(16), 32);  /* 24 */
-    T_EQ_INT(tile(25), 48);  /* 35 */
-    T_EQ_INT(tile(49), 64);  /* 63 */
-    T_EQ_INT(tile(64), 80);  /* 80 */
-    T_EQ_INT(tile(80), 112); /* 97.9 */
-    T_EQ_INT(tile(110), 112);
-    T_EQ_INT(tile(1e9), 112);
+    T_EQ_INT(tile(1), 8);
+    T_EQ_INT(tile(6), 16);  /* 14 % of the experts have more than 8 */
+    T_EQ_INT(tile(16), 32); /* half of them have more than 16 */
+    T_EQ_INT(tile(24), 32); /* 4 % have more than 32: cheaper than 48 for all */
+    T_EQ_INT(tile(36), 48);
+    T_EQ_INT(tile(48), 64);
 }
 
-T_CASE(tiles_grow_with_the_batch) {
-    int32_t before = 0;
-    for (int32_t i = 0; i < 2000; i++) {
-        const int32_t now = tile(i / 10.0);
-        T_CHECK(now >= before);
-        before = now;
-    }
+T_CASE(two_tiles_where_one_would_be_mostly_padding) {
+    const mm_plan_tile some[] = {{48, 1.2}, {64, 1.4}, {128, 3}};
+    T_EQ_INT(mm_plan_token_tile(some, 3, 1, 80), 48);  /* 2 * 1.2 and a third one for few */
+    T_EQ_INT(mm_plan_token_tile(some, 3, 1, 100), 64); /* 2 * 1.4; 48 needs three */
+}
+
+T_CASE(many_routes_take_the_tile_that_is_cheapest_for_each) {
+    T_EQ_INT(tile(3000), 128); /* 2.2 / 128 */
+    T_EQ_INT(tile(1e9), 128);
+    const mm_plan_tile dear[] = {{16, 1}, {32, 3}};
+    T_EQ_INT(mm_plan_token_tile(dear, 2, 1, 1e6), 16);
+}
+
+T_CASE(reading_hides_what_multiplying_costs) {
+    T_EQ_INT(mm_plan_token_tile(tiles, TILES, 0.1, 1), 8);
+    T_EQ_INT(mm_plan_token_tile(tiles, TILES, 1.5, 50), 64); /* 1.4 < 1.5 */
 }
 
 T_CASE(one_width_serves_all) {
-    const int32_t one = 16;
-    T_EQ_INT(mm_plan_token_tile(&one, 1, 0), 16);
-    T_EQ_INT(mm_plan_token_tile(&one, 1, 500), 16);
+    const mm_plan_tile one = {16, 1};
+    T_EQ_INT(mm_plan_token_tile(&one, 1, 1, 0), 16);
+    T_EQ_INT(mm_plan_token_tile(&one, 1, 1, 500), 16);
 }
 
 T_CASE(stages_fill_shared_memory) {
@@ -59,12 +66,4 @@ T_CASE(ranks_share_thread_blocks) {
     T_EQ_INT(mm_plan_blocks(132, 1), 132);
     T_EQ_INT(mm_plan_blocks(132, 8), 16);
     T_EQ_INT(mm_plan_blocks(7, 8), 0);
-}
-
-T_CASE(fc2_follows_one_and_a_half_waves_behind) {
-    T_EQ_INT(mm_plan_lag(132, 16), 13); /* 198 / 16 = 12.4 */
-    T_EQ_INT(mm_plan_lag(132, 1), 198);
-    T_EQ_INT(mm_plan_lag(128, 12), 16);
-    T_EQ_INT(mm_plan_lag(16, 24), 1);
-    T_EQ_INT(mm_plan_lag(1, 8192), 1);
 }

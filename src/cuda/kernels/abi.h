@@ -65,7 +65,7 @@ typedef struct mm_cuda_window {
 typedef struct mm_cuda_state {
     uint32_t epoch;     /* of the last forward that ended */
     uint32_t left;      /* thread blocks that have left the current one */
-    uint32_t claims[2]; /* by parity: tasks handed out */
+    uint32_t claims[2]; /* by parity: tasks handed out after every team's first */
     uint32_t gave_up;   /* not zero once a thread block has reported that this rank waits no more */
     /* The staged batch. The error, if any, is that of the lowest `order`. */
     int32_t tokens;
@@ -143,8 +143,8 @@ typedef struct mm_cuda_forward_args {
     int32_t input_scale; /* megamoe_input_scale */
     int32_t weight_after_fc2;
     int32_t has_bias;
-    int32_t stages;    /* of the ring in shared memory */
-    int32_t lag;       /* token tiles by which FC2 follows FC1 */
+    int32_t stages;    /* of a team's ring in shared memory */
+    int32_t lag;       /* token tiles by which FC2 follows FC1; more than there are: all */
     int32_t pool_rows; /* routes that a rank can receive */
     int64_t rows;      /* of each pool, padding included */
     int64_t units;     /* token tiles for which there are counters */
@@ -177,17 +177,27 @@ typedef struct mm_cuda_stage_args {
     mm_cuda_state *state;
 } mm_cuda_stage_args;
 
+/*
+ * Teams of a thread block: each works on a tile of its own, with a ring of its own, so that one
+ * multiplies while the other finishes. Two where the registers suffice. `format` is mm_cuda_format.
+ */
+#define MM_CUDA_TEAMS(format, n, promote) ((format) != 1 && !(promote) && (n) <= 32 ? 2 : 1)
+
 /* Bytes of the parts of shared memory; n is the token tile. */
 static inline uint32_t mm_cuda_stage_smem(uint32_t n, uint32_t weight_bytes, uint32_t scale_bytes) {
     return n * 128 + weight_bytes + (n + 15) / 16 * 16 * scale_bytes;
 }
 
-/* Everything but the ring. The tables of experts come last. */
-static inline uint32_t mm_cuda_fixed_smem(uint32_t n, uint32_t table_bytes, uint32_t physical) {
-    return 1024 /* alignment */ + n * 128 /* FC2's input on its way out */ + table_bytes +
+/* What a team has beside its ring. */
+static inline uint32_t mm_cuda_team_smem(uint32_t n) {
+    return n * 128 /* FC2's input on its way out */ +
            MM_CUDA_TASK_SLOTS * (n * 16 + 64 + MM_CUDA_ROW_DATA_BYTES) +
-           17 * n * 4 /* largest magnitudes */ + 4096 /* barriers, words, padding of the ring */ +
-           (6 * physical + 16) * 4;
+           14 * n * 4 /* largest magnitudes, scales */ + 3072 /* barriers, padding of the ring */;
+}
+
+/* What a block has beside its teams. The tables of experts come last. */
+static inline uint32_t mm_cuda_block_smem(uint32_t table_bytes, uint32_t physical) {
+    return table_bytes + 3072 /* words, routes in order, padding */ + (6 * physical + 16) * 4;
 }
 
 #endif

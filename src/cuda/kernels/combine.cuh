@@ -6,7 +6,8 @@
 #include "cuda/kernels/shared.cuh"
 
 enum {
-    SEGMENT = 256, /* channels that a warp sums at once */
+    SEGMENT = 256,                         /* channels that a warp sums at once */
+    SEGMENTS_AT_ONCE = TEAMS == 1 ? 2 : 1, /* in flight; eight warps need more than sixteen */
     SLOTS_AT_ONCE = 8
 };
 
@@ -65,7 +66,9 @@ MM_DEVICE void mm_combine(const mm_block *b) {
     const int32_t workers = args->blocks * MATH_WARPS;
     const int32_t segments = (args->hidden + SEGMENT - 1) / SEGMENT;
     /* Few tokens are spread over many warps; of many, a warp takes whole ones. */
-    const int32_t span = (int64_t)b->tokens * segments <= 4 * workers ? 1 : 4;
+    const int32_t span = (int64_t)b->tokens * segments <= 4 * workers ? 1
+                         : b->tokens >= 4 * workers                   ? segments
+                                                                      : 4;
     const int32_t parts = (segments + span - 1) / span;
     const uint16_t *results =
         (const uint16_t *)(b->rank->windows[b->rank->rank] + args->window.results);
@@ -78,23 +81,30 @@ MM_DEVICE void mm_combine(const mm_block *b) {
         const uint32_t mask = __ballot_sync(~0u, id >= 0);
         if (!mm_await_routes(b, token, mask))
             return;
-        for (int32_t segment = first; segment < last; segment++) {
+        for (int32_t segment = first; segment < last; segment += SEGMENTS_AT_ONCE) {
             const int32_t channel = segment * SEGMENT + lane * 8;
             const uint16_t *rows = results + token * args->topk * args->results_stride + channel;
-            float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+            float sum[SEGMENTS_AT_ONCE][8] = {};
             for (int32_t slot0 = 0; slot0 < args->topk; slot0 += SLOTS_AT_ONCE) {
-                uint4 pieces[SLOTS_AT_ONCE];
+                uint4 pieces[SEGMENTS_AT_ONCE][SLOTS_AT_ONCE];
 #pragma unroll
-                for (int32_t i = 0; i < SLOTS_AT_ONCE; i++)
-                    if (mask >> (slot0 + i) & 1)
-                        pieces[i] = mm_load_16_l2(rows + (slot0 + i) * args->results_stride);
+                for (int32_t n = 0; n < SEGMENTS_AT_ONCE; n++)
 #pragma unroll
-                for (int32_t i = 0; i < SLOTS_AT_ONCE; i++)
-                    if (mask >> (slot0 + i) & 1)
-                        mm_add_piece(sum, pieces[i]);
+                    for (int32_t i = 0; i < SLOTS_AT_ONCE; i++)
+                        if (mask >> (slot0 + i) & 1 && segment + n < last)
+                            pieces[n][i] = mm_load_16_l2(rows + n * SEGMENT +
+                                                         (slot0 + i) * args->results_stride);
+#pragma unroll
+                for (int32_t n = 0; n < SEGMENTS_AT_ONCE; n++)
+#pragma unroll
+                    for (int32_t i = 0; i < SLOTS_AT_ONCE; i++)
+                        if (mask >> (slot0 + i) & 1 && segment + n < last)
+                            mm_add_piece(sum[n], pieces[n][i]);
             }
-            if (channel < args->hidden)
-                mm_store_piece(b, token, channel, sum, wide);
+#pragma unroll
+            for (int32_t n = 0; n < SEGMENTS_AT_ONCE; n++)
+                if (segment + n < last && channel + n * SEGMENT < args->hidden)
+                    mm_store_piece(b, token, channel + n * SEGMENT, sum[n], wide);
         }
     }
 }

@@ -20,9 +20,18 @@ typedef struct mm_rows {
     float bias[2];
 } mm_rows;
 
+/* threadIdx.x, read anew: what follows from it is not to stay in registers while the main loop
+ * runs. */
+MM_DEVICE uint32_t mm_thread(void) {
+    uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+
 MM_DEVICE mm_rows mm_rows_of(const mm_tile *tile, bool has_bias, int32_t m) {
-    const int32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
-    const int32_t row = (warp / 4 * MM_CHUNKS + m) * 64 + warp % 4 * 16 + g;
+    const uint32_t thread = mm_thread();
+    const uint32_t warp = thread / 32 % TEAM_WARPS, g = thread % 32 / 4;
+    const uint32_t row = (warp / 4 * 2 + m) * 64 + warp % 4 * 16 + g;
     mm_rows rows;
 #pragma unroll
     for (int32_t half = 0; half < 2; half++) {
@@ -65,85 +74,138 @@ static __device__ __noinline__ float mm_gated_any(float g, float u, float alpha,
     return mm_gated(g, u, alpha, offset, limit);
 }
 
-/* mm_gated (src/num/gated.h) with that division. */
+/* The smaller and the larger, or NaN. */
+MM_DEVICE float mm_min(float x, float y) {
+    float result;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+    return result;
+}
+
+MM_DEVICE float mm_max(float x, float y) {
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
+    return result;
+}
+
+/*
+ * mm_gated (src/num/gated.h) with that division. Beyond -80 and 80 the exponential is not what
+ * mm_expf has, but 1 + it is 1, or not ordinary.
+ */
 MM_DEVICE float mm_gated_fast(float g, float u, const mm_cuda_forward_args *args, bool *ordinary) {
-    const float limit = args->limit;
-    g = g > limit ? limit : g;
-    u = u > limit ? limit : u;
-    u = u < -limit ? -limit : u;
-    return mm_divide(g, 1.0f + mm_expf(-args->alpha * g), ordinary) * (u + args->offset);
+    g = mm_min(g, args->limit);
+    u = mm_max(mm_min(u, args->limit), -args->limit);
+    int32_t exponent;
+    const float y = mm_exp_split(mm_max(mm_min(-args->alpha * g, 80.0f), -80.0f), &exponent);
+    return mm_divide(g, 1.0f + y * mm_exp2i(exponent), ordinary) * (u + args->offset);
+}
+
+/* FC1's sums of a gate and its up, in the units of the activation. */
+typedef struct mm_gate_up {
+    float gate, up;
+} mm_gate_up;
+
+MM_DEVICE mm_gate_up mm_scaled(float gate, float up, float scale, float tiny, float gate_global,
+                               float up_global, const mm_rows *rows) {
+    gate = gate * scale * tiny;
+    up = up * scale * tiny;
+    mm_gate_up x = {mm_times_global(gate, gate_global) * rows->factor[0] + rows->bias[0],
+                    mm_times_global(up, up_global) * rows->factor[1] + rows->bias[1]};
+    return x;
 }
 
 /*
  * Columns 8 j + 2 c and the next of a lane's 64-row chunks: gates and ups to h, in place of the
- * gates. Several values at once, so that their long chains of operations run side by side.
+ * gates. Four values at once, so that their long chains of operations run side by side.
  */
-MM_DEVICE void mm_activate(const mm_block *b, const mm_cuda_record *records, const mm_rows *rows,
-                           float gate_global, float up_global, float *s0, float *s1) {
-    const mm_cuda_forward_args *args = b->args;
+MM_DEVICE void mm_activate(const mm_cuda_forward_args *args, const mm_cuda_record *records,
+                           const mm_rows *rows, float gate_global, float up_global, float *s0,
+                           float *s1) {
     float *const sums[2] = {s0, s1};
-    enum { VALUES = 2 * MM_CHUNKS };
-    float g[VALUES], u[VALUES], h[VALUES];
+    mm_cuda_record record[2];
+    float h[4];
     bool ordinary = true;
 #pragma unroll
-    for (int32_t i = 0; i < VALUES; i++) {
+    for (int32_t k = 0; k < 2; k++) {
+        *(int4 *)&record[k] = *(const int4 *)&records[k];
+        ordinary &= !(record[k].rank & MM_CUDA_TINY);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < 4; i++) {
         const int32_t m = i / 2, k = i % 2;
-        g[i] = sums[m][k] * records[k].scale;
-        u[i] = sums[m][2 + k] * records[k].scale;
-        if (records[k].rank & MM_CUDA_TINY) {
-            g[i] *= 0x1p-64f;
-            u[i] *= 0x1p-64f;
-        }
-        g[i] = mm_times_global(g[i], gate_global) * rows[m].factor[0] + rows[m].bias[0];
-        u[i] = mm_times_global(u[i], up_global) * rows[m].factor[1] + rows[m].bias[1];
-        h[i] = mm_gated_fast(g[i], u[i], args, &ordinary);
+        const mm_gate_up x = mm_scaled(sums[m][k], sums[m][2 + k], record[k].scale, 1.0f,
+                                       gate_global, up_global, &rows[m]);
+        h[i] = mm_gated_fast(x.gate, x.up, args, &ordinary);
     }
     if (!ordinary) {
 #pragma unroll
-        for (int32_t i = 0; i < VALUES; i++)
-            h[i] = mm_gated_any(g[i], u[i], args->alpha, args->offset, args->limit);
-    }
-#pragma unroll
-    for (int32_t i = 0; i < VALUES; i++)
-        sums[i / 2][i % 2] = args->weight_after_fc2 ? h[i] : h[i] * records[i % 2].weight;
-}
-
-/* The largest magnitudes that this warp's channels have in columns 8 j + 2 c and the next, into
- * `largest` + 8 j; as bits, so that NaN is largest. */
-MM_DEVICE void mm_find_largest(uint32_t *largest, const float *s0, const float *s1) {
-    uint32_t pair[2];
-#pragma unroll
-    for (int32_t k = 0; k < 2; k++) {
-        const uint32_t x = __float_as_uint(s0[k]) & 0x7FFFFFFFu;
-        const uint32_t y = MM_CHUNKS == 2 ? __float_as_uint(s1[k]) & 0x7FFFFFFFu : 0;
-        pair[k] = x > y ? x : y;
-#pragma unroll
-        for (int32_t step = 4; step < 32; step *= 2) {
-            const uint32_t other = __shfl_xor_sync(~0u, pair[k], step);
-            pair[k] = pair[k] > other ? pair[k] : other;
+        for (int32_t i = 0; i < 4; i++) {
+            const int32_t m = i / 2, k = i % 2;
+            const float tiny = record[k].rank & MM_CUDA_TINY ? 0x1p-64f : 1.0f;
+            const mm_gate_up x = mm_scaled(sums[m][k], sums[m][2 + k], record[k].scale, tiny,
+                                           gate_global, up_global, &rows[m]);
+            h[i] = mm_gated_any(x.gate, x.up, args->alpha, args->offset, args->limit);
         }
     }
-    if (threadIdx.x % 32 < 4)
-        *(uint2 *)&largest[2 * (threadIdx.x % 4)] = make_uint2(pair[0], pair[1]);
+#pragma unroll
+    for (int32_t i = 0; i < 4; i++)
+        sums[i / 2][i % 2] = h[i] * (args->weight_after_fc2 ? 1.0f : record[i % 2].weight);
+}
+
+/* The larger magnitude of two, as bits; NaN is largest. */
+MM_DEVICE uint32_t mm_larger(float x, float y) {
+    return __float_as_uint(mm_max(fabsf(x), fabsf(y)));
+}
+
+/* For each lane the larger one of its own `x` and of the value `y` that the lane `step` away wants
+ * to have compared with its own; which of the two a lane keeps, a bit of its index says. */
+MM_DEVICE uint32_t mm_larger_across(uint32_t x, uint32_t y, uint32_t lane, uint32_t step) {
+    const bool upper = lane & step;
+    const uint32_t mine = upper ? y : x;
+    const uint32_t other = __shfl_xor_sync(~0u, upper ? x : y, step);
+    return mine > other ? mine : other;
+}
+
+/*
+ * The largest magnitudes that this warp's channels have in columns 8 j + 2 c and the next of
+ * AT_ONCE groups of eight, into `largest` + 8 j. The columns are dealt out to the lanes on the
+ * way: all of a quad's lanes have the same ones, so each exchange halves what is left.
+ */
+enum { AT_ONCE = TEAMS == 1 && MM_N % 16 == 0 ? 2 : 1 };
+
+MM_DEVICE void mm_find_largest(uint32_t *largest, const float *s0, const float *s1) {
+    uint32_t columns[2 * AT_ONCE];
+#pragma unroll
+    for (int32_t i = 0; i < 2 * AT_ONCE; i++)
+        columns[i] = mm_larger(s0[i / 2 * 4 + i % 2], s1[i / 2 * 4 + i % 2]);
+    const uint32_t lane = mm_thread() % 32;
+    uint32_t best, column = 2 * (lane % 4);
+    if (AT_ONCE == 2) {
+        const uint32_t first = mm_larger_across(columns[0], columns[AT_ONCE], lane, 16);
+        const uint32_t second = mm_larger_across(columns[1], columns[2 * AT_ONCE - 1], lane, 16);
+        best = mm_larger_across(first, second, lane, 8);
+        column += lane / 16 * 8 + lane / 8 % 2;
+    } else {
+        best = mm_larger_across(columns[0], columns[1], lane, 16);
+        best = mm_larger_across(best, best, lane, 8);
+        column += lane / 16;
+    }
+    best = mm_larger_across(best, best, lane, 4);
+    largest[column] = best;
 }
 
 /* The scale of one token's 128 channels, by one thread: what codes are multiplied by, NaN where the
  * block is not finite (so that all its codes are NaN), and the exponent for FC2. */
-MM_DEVICE void mm_choose_scale(const mm_block *b, const mm_task *task, int32_t column) {
-    const uint32_t *largest = (const uint32_t *)(b->smem + LARGEST) + column;
+MM_DEVICE void mm_choose_scale(const mm_team *team, uint32_t column) {
+    const uint32_t *largest = (const uint32_t *)(team->smem + LARGEST) + column;
     uint32_t bits = 0;
 #pragma unroll
-    for (int32_t warp = 0; warp < MATH_WARPS; warp++)
+    for (int32_t warp = 0; warp < TEAM_WARPS; warp++)
         bits = largest[warp * MM_N] > bits ? largest[warp * MM_N] : bits;
     const bool finite = bits < 0x7F800000u;
     const int32_t exponent = finite ? mm_block_exponent(bits) : 0;
-    ((float *)(b->smem + INVERSES))[column] =
+    ((float *)(team->smem + INVERSES))[column] =
         finite ? mm_exp2i(-exponent) : __uint_as_float(0x7FC00000u);
-    if (column >= task->valid)
-        return;
-    b->rank->hidden_scales[task->tile * b->args->rows + mm_scale_place(task->row + column)] =
-        (uint8_t)(exponent + MM_CUDA_EXPONENT_BIAS);
-    mm_fence_proxy_async();
+    team->smem[EXPONENTS + column] = (uint8_t)(exponent + MM_CUDA_EXPONENT_BIAS);
 }
 
 MM_DEVICE uint32_t mm_e4m3_pair(float low, float high) {
@@ -153,26 +215,25 @@ MM_DEVICE uint32_t mm_e4m3_pair(float low, float high) {
 }
 
 /* Codes of h into the tile that the finisher stores. */
-MM_DEVICE void mm_encode(const mm_block *b, const float (&s0)[MM_N / 2],
+MM_DEVICE void mm_encode(const mm_team *team, const float (&s0)[MM_N / 2],
                          const float (&s1)[MM_N / 2]) {
-    const uint32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-    const float2 *inverses = (const float2 *)(b->smem + INVERSES) + c;
+    const uint32_t thread = mm_thread();
+    const uint32_t warp = thread / 32 % TEAM_WARPS, g = thread % 32 / 4, c = thread % 4;
+    const float2 *inverses = (const float2 *)(team->smem + INVERSES) + c;
     /* Place of this lane's channel of chunk 0; that of chunk 1 is 32 bytes on. */
-    const uint32_t place = warp / 4 * 32 * MM_CHUNKS + warp % 4 * 8 + g;
+    const uint32_t place = warp / 4 * 64 + warp % 4 * 8 + g;
     /* Row 2 c of eight; the next row is 128 bytes on with its pieces of 16 exchanged in pairs. */
-    const uint32_t first = b->shared + OUT + 256 * c + (place / 16 ^ 2 * c) * 16 + place % 16;
+    const uint32_t first = team->shared + OUT + 256 * c + (place / 16 ^ 2 * c) * 16 + place % 16;
 #pragma unroll
     for (int32_t j = 0; j < MM_N / 8; j++) {
         const float2 pair = inverses[4 * j];
 #pragma unroll
         for (int32_t k = 0; k < 2; k++) {
             const float inverse = k ? pair.y : pair.x;
-            const uint32_t codes = mm_e4m3_pair(s0[4 * j + k] * inverse,
-                                                MM_CHUNKS == 2 ? s1[4 * j + k] * inverse : 0.0f);
+            const uint32_t codes = mm_e4m3_pair(s0[4 * j + k] * inverse, s1[4 * j + k] * inverse);
             const uint32_t to = (k ? first + 128 ^ 16 : first) + 1024 * j;
             mm_shared_store_1(to, codes);
-            if (MM_CHUNKS == 2)
-                mm_shared_store_1(to ^ 32, codes >> 8);
+            mm_shared_store_1(to ^ 32, codes >> 8);
         }
     }
 }
@@ -188,36 +249,36 @@ MM_DEVICE void mm_turn(float (&s)[MM_N / 2], const int32_t places) {
         s[i] = turned[i];
 }
 
-MM_DEVICE void mm_finish_fc1(const mm_block *b, const mm_tile *tile, float (&s0)[MM_N / 2],
+MM_DEVICE void mm_finish_fc1(const mm_team *team, const mm_tile *tile, float (&s0)[MM_N / 2],
                              float (&s1)[MM_N / 2]) {
-    const mm_rows rows[2] = {mm_rows_of(tile, b->args->has_bias, 0),
-                             mm_rows_of(tile, b->args->has_bias, MM_CHUNKS - 1)};
+    const mm_cuda_forward_args *args = team->args;
+    const mm_rows rows[2] = {mm_rows_of(tile, args->has_bias, 0),
+                             mm_rows_of(tile, args->has_bias, 1)};
     const float gate_global = mm_global_of(tile, MEGAMOE_GATE);
     const float up_global = mm_global_of(tile, MEGAMOE_UP);
-    const mm_cuda_record *records = tile->records + 2 * (threadIdx.x % 4);
-    uint32_t *largest = (uint32_t *)(b->smem + LARGEST) + threadIdx.x / 32 * MM_N;
+    const uint32_t thread = mm_thread() % TEAM_THREADS;
+    const mm_cuda_record *records = tile->records + 2 * (thread % 4);
+    uint32_t *largest = (uint32_t *)(team->smem + LARGEST) + thread / 32 * MM_N;
     /* A loop, so that its code stays in the instruction cache: the sums are turned round in their
      * registers, which only constants can index, and stand as before after the last turn. */
-    enum { AT_ONCE = MM_N % 16 == 0 ? 2 : MM_N == 24 ? 3 : 1 };
 #pragma unroll 1
     for (int32_t j = 0; j < MM_N / 8; j += AT_ONCE) {
 #pragma unroll
-        for (int32_t i = 0; i < AT_ONCE; i++) {
-            mm_activate(b, records + 8 * (j + i), rows, gate_global, up_global, s0 + 4 * i,
+        for (int32_t i = 0; i < AT_ONCE; i++)
+            mm_activate(args, records + 8 * (j + i), rows, gate_global, up_global, s0 + 4 * i,
                         s1 + 4 * i);
-            mm_find_largest(largest + 8 * (j + i), s0 + 4 * i, s1 + 4 * i);
-        }
+        mm_find_largest(largest + 8 * j, s0, s1);
         if (MM_N > 8 * AT_ONCE) {
             mm_turn(s0, 4 * AT_ONCE);
-            if (MM_CHUNKS == 2)
-                mm_turn(s1, 4 * AT_ONCE);
+            mm_turn(s1, 4 * AT_ONCE);
         }
     }
-    MM_NAMED_BARRIER(1, MATH_THREADS);
-    if (threadIdx.x < MM_N)
-        mm_choose_scale(b, tile->task, (int32_t)threadIdx.x);
-    MM_NAMED_BARRIER(1, MATH_THREADS);
-    mm_encode(b, s0, s1);
+    const uint32_t barrier = 1 + mm_thread() / TEAM_THREADS;
+    MM_NAMED_BARRIER(barrier, TEAM_THREADS);
+    if (thread < MM_N)
+        mm_choose_scale(team, thread);
+    MM_NAMED_BARRIER(barrier, TEAM_THREADS);
+    mm_encode(team, s0, s1);
     mm_fence_proxy_async_shared();
 }
 
@@ -237,30 +298,29 @@ MM_DEVICE uint32_t mm_bf16_pair(float low, float high) {
 }
 
 /* Columns 8 j + 2 c and the next of one of a lane's rows, transposed: two channels of one token. */
-MM_DEVICE uint32_t mm_route_pair(const mm_block *b, const float *sums, float global, float factor,
-                                 float bias, const float (&weights)[2]) {
+MM_DEVICE uint32_t mm_route_pair(bool weight_after_fc2, const float *sums, float global,
+                                 float factor, float bias, const float (&weights)[2]) {
     float value[2];
 #pragma unroll
     for (int32_t k = 0; k < 2; k++) {
         value[k] = mm_times_global(sums[k], global) * factor;
-        value[k] = b->args->weight_after_fc2 ? (value[k] + bias) * weights[k]
-                                             : value[k] + weights[k] * bias;
+        value[k] = weight_after_fc2 ? (value[k] + bias) * weights[k] : value[k] + weights[k] * bias;
     }
     return mm_transpose(mm_bf16_pair(value[0], value[1]));
 }
 
-MM_DEVICE void mm_finish_fc2(const mm_block *b, const mm_tile *tile, const float (&s0)[MM_N / 2],
+MM_DEVICE void mm_finish_fc2(const mm_team *team, const mm_tile *tile, const float (&s0)[MM_N / 2],
                              const float (&s1)[MM_N / 2]) {
-    const mm_cuda_forward_args *args = b->args;
+    const mm_cuda_forward_args *args = team->args;
     const mm_task *task = tile->task;
     const float global = mm_global_of(tile, MEGAMOE_DOWN);
-    const mm_rows rows0 = mm_rows_of(tile, args->has_bias, 0);
-    const mm_rows rows1 = mm_rows_of(tile, args->has_bias, MM_CHUNKS - 1);
-    const int32_t warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
-    const int32_t chunk = warp / 4 * MM_CHUNKS;
-    const int32_t channel =
-        task->tile * MM_CUDA_TILE_ROWS + chunk / 2 * 128 + warp % 4 * 32 + c * 8 + chunk % 2 * 4;
-    uint16_t *const *results = (uint16_t *const *)(b->smem + RESULTS);
+    const mm_rows rows[2] = {mm_rows_of(tile, args->has_bias, 0),
+                             mm_rows_of(tile, args->has_bias, 1)};
+    const int32_t thread = (int32_t)mm_thread() % TEAM_THREADS;
+    const int32_t warp = thread / 32, g = thread % 32 / 4, c = thread % 4;
+    const int32_t channel = task->tile * MM_CUDA_TILE_ROWS + warp / 4 * 128 + warp % 4 * 32 + c * 8;
+    const int32_t valid = task->valid;
+    const bool after = args->weight_after_fc2;
 #pragma unroll
     for (int32_t j = 0; j < MM_N / 8; j++) {
         const float weights[2] = {tile->records[8 * j + 2 * c].weight,
@@ -268,32 +328,37 @@ MM_DEVICE void mm_finish_fc2(const mm_block *b, const mm_tile *tile, const float
         uint32_t words[4]; /* chunk 0 halves 0 and 1, chunk 1 halves 0 and 1 */
 #pragma unroll
         for (int32_t half = 0; half < 2; half++) {
-            words[half] = mm_route_pair(b, s0 + 4 * j + 2 * half, global, rows0.factor[half],
-                                        rows0.bias[half], weights);
-            if (MM_CHUNKS == 2)
-                words[2 + half] = mm_route_pair(b, s1 + 4 * j + 2 * half, global,
-                                                rows1.factor[half], rows1.bias[half], weights);
+            words[half] = mm_route_pair(after, s0 + 4 * j + 2 * half, global, rows[0].factor[half],
+                                        rows[0].bias[half], weights);
+            words[2 + half] = mm_route_pair(after, s1 + 4 * j + 2 * half, global,
+                                            rows[1].factor[half], rows[1].bias[half], weights);
         }
         const int32_t column = 8 * j + g;
         const mm_cuda_record *record = &tile->records[column];
-        if (column >= task->valid)
+        if (column >= valid)
             continue;
-        uint16_t *to =
-            results[record->rank & ~MM_CUDA_TINY] + record->route * args->results_stride + channel;
-        if (MM_CHUNKS == 2)
-            *(uint4 *)to = make_uint4(words[0], words[1], words[2], words[3]);
-        else
-            *(uint2 *)to = make_uint2(words[0], words[1]);
+        const int32_t rank = record->rank & ~MM_CUDA_TINY;
+        const uint2 results = mm_shared_load_8(team->block + RESULTS + 8 * (uint32_t)rank);
+        uint16_t *to = (uint16_t *)((uint64_t)results.y << 32 | results.x) +
+                       record->route * args->results_stride + channel;
+        *(uint4 *)to = make_uint4(words[0], words[1], words[2], words[3]);
     }
 }
 
 /* ---- the finisher ---- */
 
-/* FC2's input of a tile goes to its pool, then the tile counts. */
-MM_DEVICE void mm_store_hidden(const mm_block *b, const mm_task *task) {
+/* FC2's input of a tile and its exponents go to their pools, then the tile counts. */
+MM_DEVICE void mm_store_hidden(const mm_block *b, const mm_team *team, const mm_task *task) {
+    const int64_t rows = b->args->rows;
+    if (threadIdx.x % 32 == 0)
+        mm_bulk_store(b->rank->hidden_codes + (task->tile * rows + task->row) * 128,
+                      team->shared + OUT, (uint32_t)task->valid * 128);
+    for (int32_t column = threadIdx.x % 32; column < task->valid; column += 32)
+        b->rank->hidden_scales[task->tile * rows + mm_scale_place(task->row + column)] =
+            team->smem[EXPONENTS + column];
+    mm_fence_proxy_async();
+    __syncwarp();
     if (threadIdx.x % 32 == 0) {
-        uint8_t *to = b->rank->hidden_codes + (task->tile * b->args->rows + task->row) * 128;
-        mm_bulk_store(to, b->shared + OUT, (uint32_t)task->valid * 128);
         mm_bulk_store_wait();
         mm_fence_proxy_async();
         mm_add_acq_rel_gpu(b->rank->fc1_done + b->parity * b->args->units + task->unit, 1);

@@ -8,20 +8,19 @@
 #include "cuda/kernels/produce.cuh"
 
 /*
- * Registers for the two math warpgroups and for the third: the launch has 168 for each thread. What
- * fits without spills was found by trying. Four math warpgroups and two warps share alike, 96 each.
+ * Registers for math and for the last warpgroup. A launch has as many as fit for each thread: 168
+ * with one team, 96 with two. What fits without spills was found by trying.
  */
-#if MM_N == 112 || (MM_FORMAT == 1 && MM_N >= 32) || (MM_FORMAT == 2 && MM_N == 96) ||             \
-    (MM_PROMOTE && (MM_N == 48 || MM_FORMAT == 1))
-#define MATH_REGISTERS 216
-#define OTHER_REGISTERS 72
+#if MM_CUDA_TEAMS(MM_FORMAT, MM_N, MM_PROMOTE) == 2
+#define MATH_REGISTERS 104
+#define OTHER_REGISTERS 64
 #else
 #define MATH_REGISTERS 208
 #define OTHER_REGISTERS 88
 #endif
 
 /* Routes of a block that math warps help to dispatch; all where nobody else does. */
-enum { HELPED_ROUTES = MM_CHUNKS == 1 ? INT32_MAX : 4 * WARPS };
+enum { HELPED_ROUTES = TEAMS == 2 ? INT32_MAX : 4 * WARPS };
 
 MM_DEVICE void mm_set_up(const mm_block *b) {
     const uint64_t *table = (const uint64_t *)b->args->decode_table;
@@ -36,16 +35,19 @@ MM_DEVICE void mm_set_up(const mm_block *b) {
         b->words->stop = 0;
         b->words->next = 0;
         b->words->units = 0;
-        for (int32_t i = 0; i < b->args->stages; i++) {
-            mm_barrier_init(b->shared + FULL + 8 * i, 1);
-            mm_barrier_init(b->shared + EMPTY + 8 * i, MATH_WARPS);
+        for (int32_t t = 0; t < TEAMS; t++) {
+            const uint32_t team = mm_team_of(b->args, b->smem, b->shared, t).shared;
+            for (int32_t i = 0; i < b->args->stages; i++) {
+                mm_barrier_init(team + FULL + 8 * i, 1);
+                mm_barrier_init(team + EMPTY + 8 * i, TEAM_WARPS);
+            }
+            for (int32_t i = 0; i < MM_CUDA_TASK_SLOTS; i++) {
+                mm_barrier_init(team + TASK_FULL + 8 * i, 1);
+                mm_barrier_init(team + TASK_EMPTY + 8 * i, TEAM_WARPS + 1);
+            }
+            mm_barrier_init(team + OUT_FULL, TEAM_WARPS);
+            mm_barrier_init(team + OUT_EMPTY, 1);
         }
-        for (int32_t i = 0; i < MM_CUDA_TASK_SLOTS; i++) {
-            mm_barrier_init(b->shared + TASK_FULL + 8 * i, 1);
-            mm_barrier_init(b->shared + TASK_EMPTY + 8 * i, MATH_WARPS + 1);
-        }
-        mm_barrier_init(b->shared + OUT_FULL, MATH_WARPS);
-        mm_barrier_init(b->shared + OUT_EMPTY, 1);
         mm_barrier_init_fence();
     }
 }
@@ -55,23 +57,23 @@ typedef struct mm_slot {
     uint32_t index, parity;
 } mm_slot;
 
-MM_DEVICE void mm_slot_release(const mm_block *b, mm_slot *slot) {
+MM_DEVICE void mm_slot_release(const mm_team *team, mm_slot *slot) {
     __syncwarp();
     if (threadIdx.x % 32 == 0)
-        mm_barrier_arrive(b->shared + TASK_EMPTY + 8 * slot->index);
+        mm_barrier_arrive(team->shared + TASK_EMPTY + 8 * slot->index);
     if (++slot->index == MM_CUDA_TASK_SLOTS) {
         slot->index = 0;
         slot->parity ^= 1;
     }
 }
 
-MM_DEVICE const mm_task *mm_slot_wait(const mm_block *b, const mm_slot *slot) {
-    mm_barrier_wait(b->shared + TASK_FULL + 8 * slot->index, slot->parity);
-    return (const mm_task *)(b->smem + TASKS) + slot->index;
+MM_DEVICE const mm_task *mm_slot_wait(const mm_team *team, const mm_slot *slot) {
+    mm_barrier_wait(team->shared + TASK_FULL + 8 * slot->index, slot->parity);
+    return (const mm_task *)(team->smem + TASKS) + slot->index;
 }
 
-MM_DEVICE const mm_cuda_record *mm_slot_records(const mm_block *b, const mm_slot *slot) {
-    return (const mm_cuda_record *)(b->smem + RECORDS) + slot->index * MM_N;
+MM_DEVICE const mm_cuda_record *mm_slot_records(const mm_team *team, const mm_slot *slot) {
+    return (const mm_cuda_record *)(team->smem + RECORDS) + slot->index * MM_N;
 }
 
 /* How the scales of FC1's input enter its sums. */
@@ -81,19 +83,13 @@ MM_DEVICE int32_t mm_input_scales(const mm_cuda_forward_args *args) {
     return args->input_scale == MEGAMOE_SCALE_BLOCK ? SCALES_EXPONENTS : SCALES_FLOATS;
 }
 
-MM_DEVICE void mm_math(const mm_block *b, const mm_cuda_forward_args *args, uint32_t shared) {
-    mm_reader reader = {shared,
-                        (uint32_t)args->stages,
-                        shared + mm_stage_scales(args),
-                        SCALE_ROWS * mm_scale_bytes(args),
-                        0,
-                        0,
-                        0,
-                        0};
+MM_DEVICE void mm_math(const mm_team *team) {
+    const mm_cuda_forward_args *args = team->args;
+    mm_reader reader = mm_reader_of(team, team->block + TABLE);
     mm_slot slot = {0, 0};
     uint32_t out_parity = 0;
     for (;;) {
-        const mm_task *task = mm_slot_wait(b, &slot);
+        const mm_task *task = mm_slot_wait(team, &slot);
         /* The same in all lanes. A reduction says so to the compiler, which then keeps these and
          * the addresses of stages in uniform registers, where wgmma wants its descriptors. */
         const int32_t kind = (int32_t)__reduce_max_sync(~0u, (uint32_t)task->kind);
@@ -101,34 +97,33 @@ MM_DEVICE void mm_math(const mm_block *b, const mm_cuda_forward_args *args, uint
         if (kind == TASK_END)
             break;
         const bool first = kind == TASK_FC1;
-        const mm_tile tile = {task, mm_slot_records(b, &slot),
-                              b->smem + ROW_DATA + slot.index * MM_CUDA_ROW_DATA_BYTES};
         const uint32_t half = task->row / 8 % 2;
         float s0[MM_N / 2], s1[MM_N / 2];
         mm_zero(s0);
-        if (MM_CHUNKS == 2)
-            mm_zero(s1);
+        mm_zero(s1);
         /* Sums of two loops would need registers of their own: there is one, for every scale. */
         mm_multiply(&reader, chunks, first ? mm_input_scales(args) : SCALES_EXPONENTS, half, s0,
                     s1);
+        const mm_tile tile = {task, mm_slot_records(team, &slot),
+                              team->smem + ROW_DATA + slot.index * MM_CUDA_ROW_DATA_BYTES};
         /* The finisher has read what the tile before left. */
-        mm_barrier_wait(b->shared + OUT_EMPTY, out_parity ^ 1);
+        mm_barrier_wait(team->shared + OUT_EMPTY, out_parity ^ 1);
         if (first) {
-            mm_finish_fc1(b, &tile, s0, s1);
+            mm_finish_fc1(team, &tile, s0, s1);
         } else {
-            mm_finish_fc2(b, &tile, s0, s1);
+            mm_finish_fc2(team, &tile, s0, s1);
         }
         __syncwarp();
         if (threadIdx.x % 32 == 0)
-            mm_barrier_arrive(b->shared + OUT_FULL);
+            mm_barrier_arrive(team->shared + OUT_FULL);
         out_parity ^= 1;
-        mm_slot_release(b, &slot);
+        mm_slot_release(team, &slot);
     }
 }
 
-/* A tile has ended, and another has begun. */
-MM_DEVICE void mm_count_tile(const mm_block *b, int32_t kind) {
-    if (threadIdx.x % 32)
+/* A tile of the first team has ended, and another has begun. */
+MM_DEVICE void mm_count_tile(const mm_block *b, const mm_team *team, int32_t kind) {
+    if (team->index || threadIdx.x % 32)
         return;
     volatile uint64_t *times = mm_times(b);
     const uint64_t now = mm_globaltimer_ns();
@@ -138,24 +133,24 @@ MM_DEVICE void mm_count_tile(const mm_block *b, int32_t kind) {
     times[MM_CUDA_TIME_LAST] = now;
 }
 
-MM_DEVICE void mm_finisher(const mm_block *b) {
+MM_DEVICE void mm_finisher(const mm_block *b, const mm_team *team) {
     mm_slot slot = {0, 0};
     uint32_t parity = 0;
     for (;;) {
-        const mm_task *task = mm_slot_wait(b, &slot);
+        const mm_task *task = mm_slot_wait(team, &slot);
         if (task->kind == TASK_END)
             break;
-        mm_barrier_wait(b->shared + OUT_FULL, parity);
+        mm_barrier_wait(team->shared + OUT_FULL, parity);
         parity ^= 1;
-        mm_count_tile(b, task->kind);
+        mm_count_tile(b, team, task->kind);
         if (task->kind == TASK_FC1)
-            mm_store_hidden(b, task);
+            mm_store_hidden(b, team, task);
         else
-            mm_return_routes(b, task, mm_slot_records(b, &slot));
+            mm_return_routes(b, task, mm_slot_records(team, &slot));
         __syncwarp();
         if (threadIdx.x % 32 == 0)
-            mm_barrier_arrive(b->shared + OUT_EMPTY);
-        mm_slot_release(b, &slot);
+            mm_barrier_arrive(team->shared + OUT_EMPTY);
+        mm_slot_release(team, &slot);
     }
 }
 
@@ -175,14 +170,14 @@ MM_DEVICE void mm_leave(const mm_block *b) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     mm_forward(const __grid_constant__ mm_cuda_forward_args args) {
-    extern __shared__ uint8_t shared_memory[];
+    extern __shared__ __align__(1024) uint8_t shared_memory[];
     mm_block block;
     mm_block *b = &block;
     b->args = &args;
     b->rank = &args.rank[blockIdx.x / args.blocks];
     b->block = (int32_t)(blockIdx.x % args.blocks);
-    b->shared = (mm_shared_address(shared_memory) + 1023) & ~1023u;
-    b->smem = shared_memory + (b->shared - mm_shared_address(shared_memory));
+    b->shared = mm_shared_address(shared_memory);
+    b->smem = shared_memory;
     b->words = (mm_words *)(b->smem + WORDS);
     b->epoch = *(volatile uint32_t *)&b->rank->state->epoch + 1;
     b->parity = b->epoch & 1;
@@ -203,27 +198,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int32_t warp = threadIdx.x / 32;
     if (going) {
         if (warp < MATH_WARPS) {
-#if MM_CHUNKS == 2
             MM_REGISTERS_TAKE(MATH_REGISTERS);
-#endif
             mm_dispatch(common, HELPED_ROUTES);
-            mm_math(common, &args, b->shared);
+            /* As in mm_math, for the compiler. */
+            const uint32_t index = __reduce_max_sync(~0u, (uint32_t)warp / TEAM_WARPS);
+            const mm_team team = mm_team_of(&args, b->smem, b->shared, (int32_t)index);
+            mm_math(&team);
             mm_combine(common);
             mm_mark(common, MM_CUDA_TIME_COMBINED);
         } else {
-#if MM_CHUNKS == 2
             MM_REGISTERS_GIVE(OTHER_REGISTERS);
-#endif
-            if (warp == PRODUCER_WARP) {
+            const mm_team team =
+                mm_team_of(&args, b->smem, b->shared, (warp - PRODUCER_WARP) % TEAMS);
+            if (warp < FINISHER_WARP) {
                 if (threadIdx.x % 32 == 0)
-                    mm_produce(common);
+                    mm_produce(common, &team);
                 __syncwarp();
-            } else if (warp == FINISHER_WARP) {
-                mm_finisher(common);
-            } else {
+            } else if (warp < FINISHER_WARP + TEAMS) {
+                mm_finisher(common, &team);
+            } else if (TEAMS == 1) {
                 mm_dispatch(common, INT32_MAX);
             }
         }
     }
-    mm_leave(b);
+    mm_leave(common);
 }

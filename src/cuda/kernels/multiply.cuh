@@ -2,10 +2,10 @@
 /*
  * The main loop: 4-bit weights from the ring become E4M3 registers, tokens stay in shared memory.
  *
- * Each warpgroup multiplies one or two 64-row chunks. The next chunk of K is decoded into the other
- * register set while the tensor cores work on this one. One loop without peeled steps serves every
- * way of scaling: ptxas gives the operands of each copy registers of their own, and serializes
- * every wgmma where they do not suffice.
+ * A warpgroup multiplies two 64-row chunks, each with operands and sums of its own. While the
+ * tensor cores work on one chunk, the other's sums are scaled and its next operands decoded. One
+ * loop without peeled steps serves every way of scaling: ptxas gives the operands of each copy
+ * registers of their own, and serializes every wgmma where they do not suffice.
  */
 #ifndef MM_CUDA_KERNELS_MULTIPLY_CUH
 #define MM_CUDA_KERNELS_MULTIPLY_CUH
@@ -13,16 +13,49 @@
 #include "cuda/kernels/shared.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
-enum { OPERANDS = EXACT ? 32 : 16 /* registers of one chunk of 64 rows times 128 k */ };
+enum {
+    OPERANDS = EXACT ? 32 : 16, /* registers of one chunk of 64 rows times 128 k */
+    /* The next chunk leaves shared memory before this one is multiplied, where registers suffice.
+     */
+    AHEAD = TEAMS == 1 || MM_N <= (NVFP4 ? 24 : 32)
+};
 
 /* A math thread's place in the ring. Everything here stays in registers. */
 typedef struct mm_reader {
-    uint32_t shared; /* address of the block's shared memory */
+    uint32_t shared;             /* address of the team's shared memory */
+    uint32_t table;              /* of decoding */
+    uint32_t codes, code_scales; /* of this lane in chunk 0 of its warpgroup, stage 0 */
     uint32_t stages;
     uint32_t scales, scale_stride; /* address of the stages' scales, bytes of one */
     uint32_t stage, parity;
-    uint32_t last, last_parity; /* the stage before */
+    uint32_t last; /* the stage before */
 } mm_reader;
+
+/* An address that ptxas keeps: it would rather compute it anew in every step. */
+MM_DEVICE uint32_t mm_kept(uint32_t address) {
+    uint32_t kept;
+    asm volatile("mov.b32 %0, %1;" : "=r"(kept) : "r"(address));
+    return kept;
+}
+
+/* `table`: the address of the block's. */
+MM_DEVICE mm_reader mm_reader_of(const mm_team *team, uint32_t table) {
+    const uint32_t lane = threadIdx.x % 128;
+    const uint32_t chunk =
+        team->shared + RING + TOKEN_BYTES + threadIdx.x % TEAM_THREADS / 128 * 2 * CHUNK_BYTES;
+    const mm_reader reader = {
+        team->shared,
+        table,
+        mm_kept(chunk + lane * 16),
+        mm_kept(chunk + 2 * MM_CUDA_PLANE_BYTES + lane * (CHUNK_SCALE_BYTES / 128)),
+        (uint32_t)team->args->stages,
+        team->shared + mm_stage_scales(team->args),
+        SCALE_ROWS * mm_scale_bytes(team->args),
+        0,
+        0,
+        0};
+    return reader;
+}
 
 /* Eight weights: the halves of a word become two registers of four E4M3 each. Volatile keeps this
  * before the wait and the group that it stands before. */
@@ -48,33 +81,37 @@ MM_DEVICE void mm_decode_row(uint4 words, uint2 first, uint2 second, uint32_t *a
     mm_decode(words.w, second, &a[12], &a[14]);
 }
 
-/* Chunk `m` of this warpgroup in the stage; `mask` 0 gives zeros. */
-MM_DEVICE void mm_decode_chunk(uint32_t shared, uint32_t stage, uint32_t m, uint32_t mask,
-                               uint32_t (&a)[OPERANDS]) {
-    const uint32_t lane = threadIdx.x % 128;
-    const uint32_t chunk = shared + RING + stage * STAGE_BYTES + TOKEN_BYTES +
-                           (threadIdx.x / 128 * MM_CHUNKS + m) * CHUNK_BYTES;
-    const uint32_t scales = chunk + 2 * MM_CUDA_PLANE_BYTES, table = shared + TABLE;
-    uint4 low = mm_shared_load_16(chunk + lane * 16);
-    uint4 high = mm_shared_load_16(chunk + MM_CUDA_PLANE_BYTES + lane * 16);
-    low.x &= mask, low.y &= mask, low.z &= mask, low.w &= mask;
-    high.x &= mask, high.y &= mask, high.z &= mask, high.w &= mask;
-#define MM_TABLE_ROW(byte) mm_shared_load_8(table + 8 * (byte))
-#if MM_FORMAT == 0
-    const uint32_t s = mm_shared_load_2(scales + lane * 2);
-    const uint2 l = MM_TABLE_ROW(s & 255), h = MM_TABLE_ROW(s >> 8);
-    mm_decode_row(low, l, l, a);
-    mm_decode_row(high, h, h, a + 1);
-#else
-    const uint32_t s = mm_shared_load_4(scales + lane * 4);
-    mm_decode_row(low, MM_TABLE_ROW(s & 255), MM_TABLE_ROW(s >> 16 & 255), a);
-    mm_decode_row(high, MM_TABLE_ROW(s >> 8 & 255), MM_TABLE_ROW(s >> 24), a + 1);
-#endif
-#if MM_FORMAT == 1
-    mm_decode_row(low, MM_TABLE_ROW(128 + (s & 255)), MM_TABLE_ROW(128 + (s >> 16 & 255)), a + 16);
-    mm_decode_row(high, MM_TABLE_ROW(128 + (s >> 8 & 255)), MM_TABLE_ROW(128 + (s >> 24)), a + 17);
-#endif
-#undef MM_TABLE_ROW
+/* A lane's part of a chunk as it lies in the ring, and the rows of the table for it: of rows g and
+ * g + 8, for NVFP4 of both halves of each. Exact NVFP4 has a second table of as many rows. */
+enum { TABLE_ROWS = NVFP4 ? 4 : 2, TABLES = EXACT ? 2 : 1 };
+
+typedef struct mm_packed {
+    uint4 low, high;
+    uint2 rows[TABLES][TABLE_ROWS];
+} mm_packed;
+
+/* Chunk `m` of this warpgroup in the stage. */
+MM_DEVICE void mm_fetch(const mm_reader *reader, uint32_t stage, uint32_t m, mm_packed *packed) {
+    const uint32_t place = stage * STAGE_BYTES + m * CHUNK_BYTES;
+    const uint32_t codes = reader->codes + place, scales = reader->code_scales + place;
+    const uint32_t s = NVFP4 ? mm_shared_load_4(scales) : mm_shared_load_2(scales);
+    packed->low = mm_shared_load_16(codes);
+    packed->high = mm_shared_load_16(codes + MM_CUDA_PLANE_BYTES);
+#pragma unroll
+    for (uint32_t t = 0; t < TABLES; t++)
+#pragma unroll
+        for (uint32_t i = 0; i < TABLE_ROWS; i++)
+            packed->rows[t][i] =
+                mm_shared_load_8(reader->table + 1024 * t + 8 * (s >> 8 * i & 255));
+}
+
+MM_DEVICE void mm_decode_chunk(const mm_packed *packed, uint32_t (&a)[OPERANDS]) {
+#pragma unroll
+    for (uint32_t t = 0; t < TABLES; t++) {
+        const uint2(&rows)[TABLE_ROWS] = packed->rows[t];
+        mm_decode_row(packed->low, rows[0], rows[TABLE_ROWS - 2], a + 16 * t);
+        mm_decode_row(packed->high, rows[1], rows[TABLE_ROWS - 1], a + 16 * t + 1);
+    }
 }
 
 MM_DEVICE void mm_multiply_chunk(uint32_t d, const uint32_t (&a)[OPERANDS],
@@ -133,8 +170,8 @@ MM_DEVICE void mm_scale_columns(float (&sum)[MM_N / 2], uint32_t n, uint32_t byt
 enum { SCALES_NONE, SCALES_EXPONENTS, SCALES_FLOATS };
 
 #if MM_PROMOTE
-/* total = fma(sum, scale in the last stage, total); without `live` scales are 0. */
-MM_DEVICE void mm_promote(const mm_reader *reader, int32_t kind, uint32_t half, bool live,
+/* total = fma(sum, scale in the last stage, total). */
+MM_DEVICE void mm_promote(const mm_reader *reader, int32_t kind, uint32_t half,
                           const float (&sum)[MM_N / 2], float (&total)[MM_N / 2]) {
 #pragma unroll
     for (uint32_t n = 0; n < SCALE_WORDS; n++) {
@@ -151,88 +188,32 @@ MM_DEVICE void mm_promote(const mm_reader *reader, int32_t kind, uint32_t half, 
             const float scale = kind == SCALES_FLOATS      ? __uint_as_float(words[i])
                                 : kind == SCALES_EXPONENTS ? mm_power(bytes, i)
                                                            : 1.0f;
-            const float used = live ? scale : 0.0f;
             const uint32_t at = 8 * n + 4 * (i / 2) + i % 2;
-            total[at] = __fmaf_rn(sum[at], used, total[at]);
-            total[at + 2] = __fmaf_rn(sum[at + 2], used, total[at + 2]);
+            total[at] = __fmaf_rn(sum[at], scale, total[at]);
+            total[at + 2] = __fmaf_rn(sum[at + 2], scale, total[at + 2]);
         }
     }
 }
-#endif
-
-/*
- * One chunk of K for the warpgroup's 64-row chunks, with the register sets A0 and A1. While
- * its operands are decoded the chunk before is multiplied. Where K has an odd number of chunks the
- * last step multiplies zeros by the stage that is already there (LIVE false). BEGUN is false in the
- * first step, which has nothing to scale and no stage to give back.
- *
- * The second wait for a stage that is full is the branch that keeps ptxas from moving the decoding
- * behind the wait for the tensor cores.
- */
-#define MM_STEP(A0, A1, LIVE, BEGUN)                                                               \
-    do {                                                                                           \
-        const bool live = (LIVE);                                                                  \
-        const uint32_t stage = live ? reader->stage : reader->last;                                \
-        const uint32_t parity = live ? reader->parity : reader->last_parity;                       \
-        /* A reduction tells the compiler that all lanes have the same. */                         \
-        const uint32_t tokens = __reduce_max_sync(                                                 \
-            ~0u, mm_wgmma_descriptor(reader->shared + RING + stage * STAGE_BYTES));                \
-        mm_barrier_wait(reader->shared + FULL + 8 * stage, parity);                                \
-        mm_decode_chunk(reader->shared, stage, 0, live ? ~0u : 0u, A0);                            \
-        if (MM_CHUNKS == 2)                                                                        \
-            mm_decode_chunk(reader->shared, stage, 1, live ? ~0u : 0u, A1);                        \
-        if (MM_PROMOTE || kind != SCALES_NONE) {                                                   \
-            mm_barrier_wait(reader->shared + FULL + 8 * stage, parity);                            \
-            mm_wgmma_wait();                                                                       \
-            if (BEGUN)                                                                             \
-                MM_SCALE(stage);                                                                   \
-        }                                                                                          \
-        mm_wgmma_fence();                                                                          \
-        mm_multiply_chunk(tokens, A0, p0);                                                         \
-        if (MM_CHUNKS == 2)                                                                        \
-            mm_multiply_chunk(tokens, A1, p1);                                                     \
-        mm_wgmma_commit();                                                                         \
-        mm_wgmma_wait_but_one();                                                                   \
-        __syncwarp();                                                                              \
-        if (live && (BEGUN) && threadIdx.x % 32 == 0)                                              \
-            mm_barrier_arrive(reader->shared + EMPTY + 8 * reader->last);                          \
-        if (live) {                                                                                \
-            reader->last = reader->stage;                                                          \
-            reader->last_parity = reader->parity;                                                  \
-            if (++reader->stage == reader->stages) {                                               \
-                reader->stage = 0;                                                                 \
-                reader->parity ^= 1;                                                               \
-            }                                                                                      \
-        }                                                                                          \
-    } while (0)
-
-#if MM_PROMOTE
-#define MM_SCALE(stage)                                                                            \
-    do {                                                                                           \
-        mm_promote(reader, kind, half, true, p0, s0);                                              \
-        mm_promote(reader, kind, half, true, p1, s1);                                              \
-    } while (0)
+#define MM_SCALE(m) mm_promote(reader, kind, half, p##m, s##m)
 #else
-/* Before chunk c the sum is multiplied by 2^(e(c - 1) - e(c)). */
-#define MM_SCALE(stage)                                                                            \
-    do {                                                                                           \
-        _Pragma("unroll") for (uint32_t n = 0; n < SCALE_WORDS; n++) {                             \
-            const uint32_t ratio = mm_exponent_word(reader, reader->last, n, half) + 0x7F7F7F7Fu - \
-                                   mm_exponent_word(reader, stage, n, half);                       \
-            mm_scale_columns(s0, n, ratio);                                                        \
-            if (MM_CHUNKS == 2)                                                                    \
-                mm_scale_columns(s1, n, ratio);                                                    \
-        }                                                                                          \
-    } while (0)
+/* Before chunk c of K the sum is multiplied by 2^(e(c - 1) - e(c)). */
+MM_DEVICE void mm_rescale(const mm_reader *reader, uint32_t half, float (&sum)[MM_N / 2]) {
+#pragma unroll
+    for (uint32_t n = 0; n < SCALE_WORDS; n++)
+        mm_scale_columns(sum, n,
+                         mm_exponent_word(reader, reader->last, n, half) + 0x7F7F7F7Fu -
+                             mm_exponent_word(reader, reader->stage, n, half));
+}
+#define MM_SCALE(m) mm_rescale(reader, half, s##m)
 #endif
 
 /*
  * The sums of a tile over all of K: s0 and s1 for chunks 0 and 1 of this warpgroup, to be zero at
- * the beginning. With one chunk s1 is not used.
+ * the beginning.
  */
 MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint32_t half,
                            float (&s0)[MM_N / 2], float (&s1)[MM_N / 2]) {
-    uint32_t a0[OPERANDS], a1[OPERANDS], c0[OPERANDS], c1[OPERANDS];
+    uint32_t a0[OPERANDS], a1[OPERANDS];
 #if MM_PROMOTE
     float p0[MM_N / 2], p1[MM_N / 2];
     mm_zero(p0);
@@ -241,24 +222,68 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
 #define p0 s0
 #define p1 s1
 #endif
-#pragma unroll 1
-    for (int32_t c = 0; c < chunks; c += 2) {
-        MM_STEP(a0, a1, true, c > 0);
-        MM_STEP(c0, c1, c + 1 < chunks, true);
+    /* Before the first step there is nothing to scale: the ratio to itself is 1, and sums are 0. */
+    reader->last = reader->stage;
+    mm_packed packed;
+    mm_barrier_wait(reader->shared + FULL + 8 * reader->stage, reader->parity);
+    if (AHEAD)
+        mm_fetch(reader, reader->stage, 0, &packed);
+        /* Two steps in the body: going back costs 50 clocks. */
+#pragma unroll 2
+    for (int32_t c = 0; c < chunks; c++) {
+        /* A reduction tells the compiler that all lanes have the same. */
+        const uint32_t tokens = __reduce_max_sync(
+            ~0u, mm_wgmma_descriptor(reader->shared + RING + reader->stage * STAGE_BYTES));
+        const uint32_t last = reader->last;
+        if (!AHEAD)
+            mm_fetch(reader, reader->stage, 0, &packed);
+        mm_decode_chunk(&packed, a0);
+        if (AHEAD)
+            mm_fetch(reader, reader->stage, 1, &packed);
+        if (MM_PROMOTE || kind != SCALES_NONE) {
+            /* A branch that keeps ptxas from moving the decoding. */
+            mm_barrier_wait(reader->shared + FULL + 8 * reader->stage, reader->parity);
+            mm_wgmma_wait();
+            MM_SCALE(0);
+            MM_SCALE(1);
+        }
+        mm_wgmma_fence();
+        mm_multiply_chunk(tokens, a0, p0);
+        mm_wgmma_commit();
+        mm_wgmma_wait_but_one();
+        if (!AHEAD)
+            mm_fetch(reader, reader->stage, 1, &packed);
+        mm_decode_chunk(&packed, a1);
+        reader->last = reader->stage;
+        if (++reader->stage == reader->stages) {
+            reader->stage = 0;
+            reader->parity ^= 1;
+        }
+        if (c + 1 < chunks) {
+            mm_barrier_wait(reader->shared + FULL + 8 * reader->stage, reader->parity);
+            if (AHEAD)
+                mm_fetch(reader, reader->stage, 0, &packed);
+        }
+        mm_wgmma_fence();
+        mm_multiply_chunk(tokens, a1, p1);
+        mm_wgmma_commit();
+        mm_wgmma_wait_but_one();
+        /* Nobody reads the stage before any more. */
+        __syncwarp();
+        if (c > 0 && threadIdx.x % 32 == 0)
+            mm_barrier_arrive(reader->shared + EMPTY + 8 * last);
     }
     mm_wgmma_wait();
 #if MM_PROMOTE
-    const bool odd = chunks % 2;
-    mm_promote(reader, kind, half, !odd, p0, s0);
-    mm_promote(reader, kind, half, !odd, p1, s1);
+    mm_promote(reader, kind, half, p0, s0);
+    mm_promote(reader, kind, half, p1, s1);
 #else
     if (kind != SCALES_NONE) {
 #pragma unroll
         for (uint32_t n = 0; n < SCALE_WORDS; n++) {
             const uint32_t power = mm_exponent_word(reader, reader->last, n, half) + 0x4F4F4F4Fu;
             mm_scale_columns(s0, n, power);
-            if (MM_CHUNKS == 2)
-                mm_scale_columns(s1, n, power);
+            mm_scale_columns(s1, n, power);
         }
     }
 #endif

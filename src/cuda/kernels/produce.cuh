@@ -84,8 +84,8 @@ typedef struct mm_sources {
     const uint8_t *weights;
     const uint8_t *codes;
     const uint8_t *scales; /* NULL: none */
-    int64_t codes_stride;  /* of a chunk */
-    int64_t scales_stride;
+    uint32_t codes_stride; /* of a chunk */
+    uint32_t scales_stride;
     uint32_t scale_bytes; /* of a stage */
     uint32_t stage_bytes; /* of a stage's copies */
 } mm_sources;
@@ -98,7 +98,7 @@ MM_DEVICE mm_sources mm_sources_of(const mm_block *b, const mm_task *task) {
     const int64_t scale_row =
         task->row & ~(int64_t)15; /* tiles of 8, 24 and 40 may begin in the middle */
     mm_sources s;
-    s.codes_stride = args->rows * 128;
+    s.codes_stride = (uint32_t)args->rows * 128;
     if (task->kind == TASK_FC2) {
         s.weights = blob + args->fc2_offset + from;
         s.codes = b->rank->hidden_codes + (int64_t)task->row * 128;
@@ -111,7 +111,7 @@ MM_DEVICE mm_sources mm_sources_of(const mm_block *b, const mm_task *task) {
             args->input_scale == MEGAMOE_SCALE_TOKEN ? 0 : SCALE_ROWS * mm_scale_bytes(args);
         s.scales = window + args->window.scales + scale_row * mm_scale_bytes(args);
     }
-    s.scales_stride = task->kind == TASK_FC2 ? args->rows : args->rows * mm_scale_bytes(args);
+    s.scales_stride = (uint32_t)args->rows * (task->kind == TASK_FC2 ? 1 : mm_scale_bytes(args));
     s.stage_bytes = WEIGHT_BYTES + TOKEN_BYTES + s.scale_bytes;
     return s;
 }
@@ -129,29 +129,45 @@ MM_DEVICE void mm_ring_next(mm_ring *ring, uint32_t stages) {
     }
 }
 
-MM_DEVICE void mm_load_weights(const mm_block *b, const mm_sources *s, int32_t chunk,
-                               uint32_t stage, uint64_t policy) {
-    const uint32_t full = b->shared + FULL + 8 * stage;
-    mm_barrier_arrive_expect(full, s->stage_bytes);
-    mm_bulk_load(b->shared + RING + stage * STAGE_BYTES + TOKEN_BYTES,
-                 s->weights + (int64_t)chunk * WEIGHT_BYTES, WEIGHT_BYTES, full, policy);
+/* Where the ring was `steps` ago, at most `stages`. */
+MM_DEVICE mm_ring mm_ring_before(const mm_ring *ring, uint32_t steps, uint32_t stages) {
+    mm_ring before = *ring;
+    if (before.stage < steps) {
+        before.stage += stages;
+        before.parity ^= 1;
+    }
+    before.stage -= steps;
+    return before;
 }
 
-MM_DEVICE void mm_load_tokens(const mm_block *b, const mm_sources *s, int32_t chunk, uint32_t stage,
-                              uint64_t policy) {
-    const uint32_t full = b->shared + FULL + 8 * stage;
-    mm_bulk_load(b->shared + RING + stage * STAGE_BYTES, s->codes + chunk * s->codes_stride,
-                 TOKEN_BYTES, full, policy);
+MM_DEVICE void mm_load_weights(const mm_team *team, const mm_sources *s, int32_t chunk,
+                               uint32_t stage, bool once) {
+    /* Weights that several token tiles share come from L2 after the first. */
+    const uint64_t policy = once ? mm_policy_stream() : mm_policy_keep();
+    const uint32_t full = team->shared + FULL + 8 * stage;
+    mm_barrier_arrive_expect(full, s->stage_bytes);
+    mm_bulk_load(team->shared + RING + stage * STAGE_BYTES + TOKEN_BYTES,
+                 s->weights + (uint64_t)(uint32_t)chunk * WEIGHT_BYTES, WEIGHT_BYTES, full, policy);
+}
+
+MM_DEVICE void mm_load_tokens(const mm_team *team, const mm_sources *s, int32_t chunk,
+                              uint32_t stage) {
+    const uint64_t policy = mm_policy_keep();
+    const uint32_t full = team->shared + FULL + 8 * stage;
+    mm_bulk_load(team->shared + RING + stage * STAGE_BYTES,
+                 s->codes + (uint64_t)(uint32_t)chunk * s->codes_stride, TOKEN_BYTES, full, policy);
     if (s->scale_bytes)
-        mm_bulk_load(b->shared + mm_stage_scales(b->args) +
-                         stage * SCALE_ROWS * mm_scale_bytes(b->args),
-                     s->scales + chunk * s->scales_stride, s->scale_bytes, full, policy);
+        mm_bulk_load(team->shared + mm_stage_scales(team->args) +
+                         stage * SCALE_ROWS * mm_scale_bytes(team->args),
+                     s->scales + (uint64_t)(uint32_t)chunk * s->scales_stride, s->scale_bytes, full,
+                     policy);
 }
 
 /* Hands a task to math and finisher. */
-MM_DEVICE void mm_post(const mm_block *b, const mm_task *task, uint32_t slot, uint32_t parity) {
-    mm_barrier_wait(b->shared + TASK_EMPTY + 8 * slot, parity ^ 1);
-    mm_task *to = (mm_task *)(b->smem + TASKS) + slot;
+MM_DEVICE void mm_post(const mm_block *b, const mm_team *team, const mm_task *task, uint32_t slot,
+                       uint32_t parity) {
+    mm_barrier_wait(team->shared + TASK_EMPTY + 8 * slot, parity ^ 1);
+    mm_task *to = (mm_task *)(team->smem + TASKS) + slot;
     to->kind = task->kind;
     to->expert = task->expert;
     to->tile = task->tile;
@@ -159,21 +175,21 @@ MM_DEVICE void mm_post(const mm_block *b, const mm_task *task, uint32_t slot, ui
     to->row = task->row;
     to->valid = task->valid;
     to->unit = task->unit;
-    const uint32_t full = b->shared + TASK_FULL + 8 * slot;
+    const uint32_t full = team->shared + TASK_FULL + 8 * slot;
     if (task->kind == TASK_END) {
         mm_barrier_arrive(full);
         return;
     }
-    const mm_cuda_forward_args *args = b->args;
+    const mm_cuda_forward_args *args = team->args;
     const uint8_t *window = b->rank->windows[b->rank->rank];
     const uint8_t *blob = b->rank->blobs + (uint64_t)task->expert * args->blob_bytes;
     const bool fc2 = task->kind == TASK_FC2;
     const int64_t rows = (int64_t)task->tile * MM_CUDA_TILE_ROWS;
     const uint32_t bias_bytes = args->has_bias ? MM_CUDA_TILE_ROWS * 4 : 0;
-    const uint32_t data = b->shared + ROW_DATA + slot * MM_CUDA_ROW_DATA_BYTES;
+    const uint32_t data = team->shared + ROW_DATA + slot * MM_CUDA_ROW_DATA_BYTES;
     const uint64_t keep = mm_policy_keep();
     mm_barrier_arrive_expect(full, MM_N * RECORD_BYTES + MM_CUDA_TILE_ROWS + bias_bytes + 16);
-    mm_bulk_load(b->shared + RECORDS + slot * MM_N * RECORD_BYTES,
+    mm_bulk_load(team->shared + RECORDS + slot * MM_N * RECORD_BYTES,
                  window + args->window.records + (int64_t)task->row * RECORD_BYTES,
                  MM_N * RECORD_BYTES, full, keep);
     mm_bulk_load(data,
@@ -194,22 +210,24 @@ MM_DEVICE bool mm_ready(const mm_block *b, const mm_task *task, int32_t *source)
     return mm_load_acquire_gpu(done) == (uint32_t)b->args->fc1_tiles;
 }
 
-MM_DEVICE void mm_produce(const mm_block *b) {
-    const uint32_t stages = (uint32_t)b->args->stages;
-    const uint64_t keep = mm_policy_keep(), stream = mm_policy_stream();
-    uint32_t *claims = &b->rank->state->claims[b->parity];
-    mm_ring ring = {0, 0};   /* of weights */
-    mm_ring behind = {0, 0}; /* of tokens, which follow */
+/* The next tile's number. */
+MM_DEVICE uint32_t mm_claim(const mm_block *b) {
+    return (uint32_t)(TEAMS * b->args->blocks) +
+           mm_add_relaxed_gpu(&b->rank->state->claims[b->parity], 1);
+}
+
+MM_DEVICE void mm_produce(const mm_block *b, const mm_team *team) {
+    const uint32_t stages = (uint32_t)team->args->stages;
+    mm_ring ring = {0, 0};
     uint32_t slot = 0, slot_parity = 0;
     int32_t arrived = -1; /* the last expert whose tokens are known to be here */
     mm_task task;
-    uint32_t claim = mm_add_relaxed_gpu(claims, 1);
+    /* The first ones are dealt out: a few tiles go to as many blocks. */
+    uint32_t claim = (uint32_t)(team->index * b->args->blocks + b->block);
     while (mm_task_of(b, claim, &task)) {
-        claim = mm_add_relaxed_gpu(claims, 1);
+        claim = mm_claim(b);
         const mm_sources s = mm_sources_of(b, &task);
-        /* Weights that several token tiles share come from L2 after the first. */
         const bool once = b->tiles[task.expert + 1] - b->tiles[task.expert] == 1;
-        const uint64_t policy = once ? stream : keep;
         int32_t source = 0;
         uint32_t polls = 0;
         uint64_t start = 0;
@@ -221,41 +239,41 @@ MM_DEVICE void mm_produce(const mm_block *b) {
             if (!ready)
                 going = mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_EXPERTS, source);
             if (chunk < task.chunks && chunk < (int32_t)stages &&
-                mm_barrier_test(b->shared + EMPTY + 8 * ring.stage, ring.parity ^ 1)) {
-                mm_load_weights(b, &s, chunk++, ring.stage, policy);
+                mm_barrier_test(team->shared + EMPTY + 8 * ring.stage, ring.parity ^ 1)) {
+                mm_load_weights(team, &s, chunk++, ring.stage, once);
                 mm_ring_next(&ring, stages);
             }
         }
         if (task.kind == TASK_FC1)
             arrived = task.expert;
-        if (mm_times(b)[MM_CUDA_TIME_FIRST] == 0)
+        if (team->index == 0 && mm_times(b)[MM_CUDA_TIME_FIRST] == 0)
             mm_times(b)[MM_CUDA_TIME_FIRST] = mm_globaltimer_ns();
         mm_fence_proxy_async();
         if (going)
-            mm_post(b, &task, slot, slot_parity);
+            mm_post(b, team, &task, slot, slot_parity);
         /* Weights that have been asked for get their tokens also when nobody will use them. */
+        mm_ring behind = mm_ring_before(&ring, (uint32_t)chunk, stages);
         for (int32_t c = 0; c < chunk; c++) {
-            mm_load_tokens(b, &s, c, behind.stage, keep);
+            mm_load_tokens(team, &s, c, behind.stage);
             if (!going)
-                mm_barrier_wait(b->shared + FULL + 8 * behind.stage, behind.parity);
+                mm_barrier_wait(team->shared + FULL + 8 * behind.stage, behind.parity);
             mm_ring_next(&behind, stages);
         }
         if (!going)
             break;
         for (; chunk < task.chunks; chunk++) {
-            mm_barrier_wait(b->shared + EMPTY + 8 * ring.stage, ring.parity ^ 1);
-            mm_load_weights(b, &s, chunk, ring.stage, policy);
-            mm_load_tokens(b, &s, chunk, ring.stage, keep);
+            mm_barrier_wait(team->shared + EMPTY + 8 * ring.stage, ring.parity ^ 1);
+            mm_load_weights(team, &s, chunk, ring.stage, once);
+            mm_load_tokens(team, &s, chunk, ring.stage);
             mm_ring_next(&ring, stages);
         }
-        behind = ring;
         if (++slot == MM_CUDA_TASK_SLOTS) {
             slot = 0;
             slot_parity ^= 1;
         }
     }
     task.kind = TASK_END;
-    mm_post(b, &task, slot, slot_parity);
+    mm_post(b, team, &task, slot, slot_parity);
 }
 
 #endif

@@ -2,11 +2,10 @@
 /*
  * What one thread block of the forward kernel keeps in shared memory, and what its roles share.
  *
- *   math       warpgroups that share a tile's four 64-row chunks: two with two each where tiles are
- *              wide, four with one each where they are narrow and latency matters more
- *   producer   a warp: claims tiles, waits for what they depend on, feeds the ring
- *   finisher   a warp: stores what math has left in shared memory, tells who waits for it
- *   dispatch   two warps, where there is room for a whole third warpgroup
+ *   math       two warpgroups a team, with two of a tile's four 64-row chunks each
+ *   producer   a warp a team: claims tiles, waits for what they depend on, feeds the ring
+ *   finisher   a warp a team: stores what math has left in shared memory, tells who waits for it
+ *   dispatch   the third warpgroup's other two warps where there is one team
  */
 #ifndef MM_CUDA_KERNELS_SHARED_CUH
 #define MM_CUDA_KERNELS_SHARED_CUH
@@ -18,19 +17,14 @@
 #include "megamoe/layer.h"
 #include "weights/cuda_layout.h"
 
-/* Chunks of 64 rows that a math warpgroup multiplies. */
-#if MM_FORMAT == 0 && MM_N <= 32 && MM_PROMOTE == 0
-#define MM_CHUNKS 1
-#else
-#define MM_CHUNKS 2
-#endif
-
 enum {
-    MATH_WARPS = 16 / MM_CHUNKS,
-    MATH_THREADS = 32 * MATH_WARPS,
-    PRODUCER_WARP = MATH_WARPS,
-    FINISHER_WARP = MATH_WARPS + 1,
-    WARPS = MM_CHUNKS == 1 ? MATH_WARPS + 2 : MATH_WARPS + 4,
+    TEAMS = MM_CUDA_TEAMS(MM_FORMAT, MM_N, MM_PROMOTE),
+    TEAM_WARPS = 8,
+    TEAM_THREADS = 32 * TEAM_WARPS,
+    MATH_WARPS = TEAMS * TEAM_WARPS,
+    PRODUCER_WARP = MATH_WARPS,         /* of the first team; the next is the second's */
+    FINISHER_WARP = MATH_WARPS + TEAMS, /* likewise */
+    WARPS = MATH_WARPS + 4,
     THREADS = 32 * WARPS,
 
     EXACT = MM_FORMAT == MM_CUDA_NVFP4_EXACT, /* two terms */
@@ -43,19 +37,34 @@ enum {
     TABLE_BYTES = 8 * (NVFP4 ? (EXACT ? 256 : 128) : 16),
     SCALE_ROWS = (MM_N + 15) / 16 * 16, /* rows whose scales a stage holds */
     RECORD_BYTES = (int)sizeof(mm_cuda_record),
-    STAGES_MAX = 12,
+    STAGES_MAX = 12
+};
 
-    OUT = 0, /* [MM_N][128]: FC2's input on its way out */
-    TABLE = OUT + MM_N * 128,
-    RECORDS = TABLE + TABLE_BYTES, /* [MM_CUDA_TASK_SLOTS][MM_N] */
+/* Places in the block's shared memory. */
+enum {
+    TABLE = 0,
+    WORDS = TABLE + TABLE_BYTES,
+    NEEDS = WORDS + 32,                      /* int32 [MM_CUDA_RANKS_MAX] */
+    RESULTS = NEEDS + 4 * MM_CUDA_RANKS_MAX, /* uint16 * [MM_CUDA_RANKS_MAX]: of every rank */
+    TIMES = RESULTS + 8 * MM_CUDA_RANKS_MAX, /* uint64 [MM_CUDA_TIMES] */
+    BLOCK = TIMES + 8 * MM_CUDA_TIMES,       /* mm_block, for roles with few registers */
+    ORDER = BLOCK + 128,                     /* int4 [ORDER_ROUTES] */
+    ORDER_ROUTES = 48,
+    FIRST_TEAM = (ORDER + 16 * ORDER_ROUTES + 1023) / 1024 * 1024
+};
+
+/* Places in a team's. */
+enum {
+    OUT = 0,                    /* [MM_N][128]: FC2's input on its way out */
+    RECORDS = OUT + MM_N * 128, /* [MM_CUDA_TASK_SLOTS][MM_N] */
     /* Row exponents, biases and globals of a tile: [MM_CUDA_TASK_SLOTS]. */
     ROW_DATA = RECORDS + MM_CUDA_TASK_SLOTS * MM_N * RECORD_BYTES,
     ROW_BIASES = MM_CUDA_TILE_ROWS,
     ROW_GLOBALS = ROW_BIASES + MM_CUDA_TILE_ROWS * 4,
-    /* Largest magnitudes, uint32 [MATH_WARPS][MM_N]; inverse scales, float [MM_N]. */
-    LARGEST = ROW_DATA + MM_CUDA_TASK_SLOTS * MM_CUDA_ROW_DATA_BYTES,
-    INVERSES = LARGEST + MATH_WARPS * MM_N * 4,
-    TASKS = INVERSES + MM_N * 4,
+    LARGEST = ROW_DATA + MM_CUDA_TASK_SLOTS * MM_CUDA_ROW_DATA_BYTES, /* uint32 [warps][MM_N] */
+    INVERSES = LARGEST + TEAM_WARPS * MM_N * 4, /* float [MM_N]: what h is multiplied by */
+    EXPONENTS = INVERSES + MM_N * 4,            /* uint8 [MM_N]: of FC2's input */
+    TASKS = EXPONENTS + MM_N,                   /* mm_task [MM_CUDA_TASK_SLOTS] */
     BARRIERS = TASKS + MM_CUDA_TASK_SLOTS * 64,
     FULL = BARRIERS,
     EMPTY = FULL + 8 * STAGES_MAX,
@@ -63,14 +72,7 @@ enum {
     TASK_EMPTY = TASK_FULL + 8 * MM_CUDA_TASK_SLOTS,
     OUT_FULL = TASK_EMPTY + 8 * MM_CUDA_TASK_SLOTS,
     OUT_EMPTY = OUT_FULL + 8,
-    WORDS = OUT_EMPTY + 8,
-    NEEDS = WORDS + 32,                      /* int32 [MM_CUDA_RANKS_MAX] */
-    RESULTS = NEEDS + 4 * MM_CUDA_RANKS_MAX, /* uint16 * [MM_CUDA_RANKS_MAX]: of every rank */
-    TIMES = RESULTS + 8 * MM_CUDA_RANKS_MAX, /* uint64 [MM_CUDA_TIMES] */
-    BLOCK = TIMES + 8 * MM_CUDA_TIMES,       /* mm_block, for roles with few registers */
-    ORDER = BLOCK + 128,                     /* int4 [ORDER_ROUTES] */
-    ORDER_ROUTES = 48,
-    RING = (ORDER + 16 * ORDER_ROUTES + 1023) / 1024 * 1024
+    RING = (OUT_EMPTY + 8 + 1023) / 1024 * 1024
 };
 
 enum { TASK_FC1, TASK_FC2, TASK_END };
@@ -115,25 +117,47 @@ typedef struct mm_block {
     int32_t *tiles;  /* [local + 1]: first token tile of each local expert */
 } mm_block;
 
-/* Stage scales and tables follow the ring. */
+/* One team's part of a block, for whoever works for it. */
+typedef struct mm_team {
+    const mm_cuda_forward_args *args;
+    uint8_t *smem;   /* the team's shared memory */
+    uint32_t shared; /* its address */
+    uint32_t block;  /* and that of the block's */
+    int32_t index;
+} mm_team;
+
+/* FP32 scales of blocks need sums that begin anew with each block. */
+MM_DEVICE uint32_t mm_scale_bytes(const mm_cuda_forward_args *args) {
+    return MM_PROMOTE && args->input_scale == MEGAMOE_SCALE_BLOCK_F32 ? 4 : 1;
+}
+
+/* Stage scales follow the ring. */
 MM_DEVICE uint32_t mm_stage_scales(const mm_cuda_forward_args *args) {
     return RING + (uint32_t)args->stages * STAGE_BYTES;
 }
 
-MM_DEVICE uint32_t mm_scale_bytes(const mm_cuda_forward_args *args) {
-    return args->input_scale == MEGAMOE_SCALE_BLOCK_F32 ? 4 : 1;
+MM_DEVICE uint32_t mm_team_bytes(const mm_cuda_forward_args *args) {
+    const uint32_t scales = (uint32_t)args->stages * SCALE_ROWS * mm_scale_bytes(args);
+    return (mm_stage_scales(args) + scales + 1023) & ~1023u;
 }
 
+/* `smem` and `shared`: of the block, as a pointer and as an address. */
+MM_DEVICE mm_team mm_team_of(const mm_cuda_forward_args *args, uint8_t *smem, uint32_t shared,
+                             int32_t index) {
+    const uint32_t place = FIRST_TEAM + (TEAMS > 1 ? (uint32_t)index * mm_team_bytes(args) : 0);
+    mm_team team = {args, smem + place, shared + place, shared, index};
+    return team;
+}
+
+/* Tables follow the teams. */
 MM_DEVICE void mm_find_tables(mm_block *b) {
-    const mm_cuda_forward_args *args = b->args;
-    const uint32_t scales = (uint32_t)args->stages * SCALE_ROWS * mm_scale_bytes(args);
-    int32_t *tables = (int32_t *)(b->smem + mm_stage_scales(args) + scales);
+    int32_t *tables = (int32_t *)(b->smem + FIRST_TEAM + TEAMS * mm_team_bytes(b->args));
     b->mine = tables;
-    b->total = b->mine + args->physical;
-    b->start = b->total + args->physical;
-    b->cursor = b->start + args->physical;
-    b->own = b->cursor + args->physical;
-    b->tiles = b->own + args->physical;
+    b->total = b->mine + b->args->physical;
+    b->start = b->total + b->args->physical;
+    b->cursor = b->start + b->args->physical;
+    b->own = b->cursor + b->args->physical;
+    b->tiles = b->own + b->args->physical;
 }
 
 /* Places of scales inside a pool's 16 rows. */

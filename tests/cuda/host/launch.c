@@ -75,6 +75,8 @@ static void close_all(fixture *f) {
 
 /* ---- memory ---- */
 
+static const megamoe_plan chosen; /* for each batch */
+
 T_CASE(a_layer_holds_experts_and_tables) {
     static fixture f;
     f = (fixture){.device = fake_open(0), .ranks = 2};
@@ -348,7 +350,7 @@ T_CASE(a_forward_is_one_cooperative_launch) {
     open_all(&f, 1, MEGAMOE_FORMAT_NVFP4, MEGAMOE_SCALE_TOKEN);
     mm_cuda_workspace *ws = f.workspaces[0];
     T_OK(mm_cuda_commit_staged(ws, 4, NULL));
-    T_OK(mm_cuda_forward(f.calls, 1, 0, &f));
+    T_OK(mm_cuda_forward(f.calls, 1, &chosen, &f));
     T_EQ_STR(fake.last.kernel, "forward_nvfp4_exact_n8");
     T_CHECK(fake.last.cooperative);
     const CUlaunchConfig *config = &fake.last.config;
@@ -356,7 +358,7 @@ T_CASE(a_forward_is_one_cooperative_launch) {
     T_EQ_INT(config->gridDimX, 132);
     T_EQ_INT(config->blockDimX, FAKE_THREADS);
     T_CHECK((void *)config->hStream == &f);
-    T_EQ_INT(config->sharedMemBytes, mm_cuda_fixed_smem(8, 2048, EXPERTS) +
+    T_EQ_INT(config->sharedMemBytes, mm_cuda_block_smem(2048, EXPERTS) + mm_cuda_team_smem(8) +
                                          (uint32_t)args->stages * mm_cuda_stage_smem(8, 18432, 1));
     T_CHECK(config->sharedMemBytes <= 232448 && args->stages >= 10);
     const mm_cuda_layout *layout = &f.layers[0].layout;
@@ -370,7 +372,7 @@ T_CASE(a_forward_is_one_cooperative_launch) {
     T_EQ_INT(args->intermediate_chunks, 3);
     T_EQ_INT(args->fc1_tiles, 3);
     T_EQ_INT(args->fc2_tiles, 2);
-    T_EQ_INT(args->lag, 66);
+    T_EQ_INT(args->lag, INT32_MAX); /* FC2 after all of FC1 */
     T_EQ_INT(args->pool_rows, capacity.pool_rows);
     T_EQ_INT(args->rows, ws->buffers.rows);
     T_EQ_INT(args->units, ws->buffers.units);
@@ -411,7 +413,7 @@ T_CASE(options_reach_the_kernel) {
     layer->weight_after_fc2 = true;
     f.calls[0].y = NULL;
     T_OK(mm_cuda_commit_staged(f.workspaces[0], 0, NULL));
-    T_OK(mm_cuda_forward(f.calls, 1, 0, NULL));
+    T_OK(mm_cuda_forward(f.calls, 1, &chosen, NULL));
     T_EQ_STR(fake.last.kernel, "forward_mxfp4_n16_promote");
     const mm_cuda_forward_args *args = &fake.last.forward;
     T_EQ_F64((double)args->alpha, (double)1.702f);
@@ -420,7 +422,7 @@ T_CASE(options_reach_the_kernel) {
     T_EQ_INT(args->weight_after_fc2, 1);
     T_EQ_INT(args->input_scale, MEGAMOE_SCALE_BLOCK_F32);
     T_EQ_INT(fake.last.config.sharedMemBytes,
-             mm_cuda_fixed_smem(16, 128, EXPERTS) +
+             mm_cuda_block_smem(128, EXPERTS) + mm_cuda_team_smem(16) +
                  (uint32_t)args->stages * mm_cuda_stage_smem(16, 17408, 4));
     T_CHECK(!args->rank[0].y);
     close_all(&f);
@@ -445,14 +447,14 @@ T_CASE(the_batch_chooses_the_tile_unless_told) {
     T_CHECK(count_widths(&widest) > 1);
     open_all(&f, 1, MEGAMOE_FORMAT_MXFP4, MEGAMOE_SCALE_TOKEN);
     T_OK(mm_cuda_commit_staged(f.workspaces[0], TOKENS, NULL)); /* 10 routes to an expert */
-    T_OK(mm_cuda_forward(f.calls, 1, 0, NULL));
+    T_OK(mm_cuda_forward(f.calls, 1, &chosen, NULL));
     T_EQ_STR(fake.last.kernel, "forward_mxfp4_n24");
-    T_OK(mm_cuda_forward(f.calls, 1, 8, NULL));
+    T_OK(mm_cuda_forward(f.calls, 1, &(megamoe_plan){.token_tile = 8}, NULL));
     T_EQ_STR(fake.last.kernel, "forward_mxfp4_n8");
-    T_OK(mm_cuda_forward(f.calls, 1, widest->tile_tokens, NULL));
+    T_OK(mm_cuda_forward(f.calls, 1, &(megamoe_plan){.token_tile = widest->tile_tokens}, NULL));
     T_EQ_STR(fake.last.kernel, widest->cubin);
     const int32_t launches = fake.launches;
-    T_STATUS(mm_cuda_forward(f.calls, 1, 12, NULL), MEGAMOE_EINVAL);
+    T_STATUS(mm_cuda_forward(f.calls, 1, &(megamoe_plan){.token_tile = 12}, NULL), MEGAMOE_EINVAL);
     T_CONTAINS(megamoe_last_error(), "tiles of 12 tokens");
     T_EQ_INT(fake.launches, launches);
     T_EQ_INT(mm_cuda_workspace_epoch(f.workspaces[0]), 3);
@@ -470,7 +472,7 @@ T_CASE(prewarming_leaves_nothing_to_load) {
     fake.allocations_left = 0;
     for (int32_t tokens = 0; tokens <= TOKENS; tokens++) {
         T_OK(mm_cuda_commit_staged(f.workspaces[0], tokens, NULL));
-        T_OK(mm_cuda_forward(f.calls, 1, 0, NULL));
+        T_OK(mm_cuda_forward(f.calls, 1, &chosen, NULL));
     }
     T_EQ_INT(fake.functions, functions);
     close_all(&f);
@@ -499,7 +501,7 @@ T_CASE(times_are_means_over_blocks) {
     T_STATUS(mm_cuda_workspace_times(ws, &t), MEGAMOE_ESTATE);
     f.device.max_ctas = 2;
     T_OK(mm_cuda_commit_staged(f.workspaces[0], TOKENS, NULL));
-    T_OK(mm_cuda_forward(f.calls, 1, 0, NULL));
+    T_OK(mm_cuda_forward(f.calls, 1, &chosen, NULL));
     mark(ws, 0, 10000, 11000, 11500, 3000, 2000, 18000);
     mark(ws, 1, 12000, 13000, 0, 0, 0, 20000);
     T_OK(mm_cuda_workspace_times(ws, &t));
@@ -527,7 +529,7 @@ T_CASE(folded_ranks_share_a_launch) {
         f.device.max_ctas = 100;
         for (int32_t r = 0; r < ranks; r++)
             T_OK(mm_cuda_commit_staged(f.workspaces[r], r, NULL));
-        T_OK(mm_cuda_forward(f.calls, ranks, 0, NULL));
+        T_OK(mm_cuda_forward(f.calls, ranks, &chosen, NULL));
         const mm_cuda_forward_args *args = &fake.last.forward;
         T_EQ_INT(args->here, ranks);
         T_EQ_INT(args->ranks, ranks);
@@ -552,21 +554,21 @@ T_CASE(calls_that_do_not_belong_together_are_refused) {
     T_OK(mm_cuda_workspace_open(&shape, &capacity, 1, 2, &f.device, &stranger));
     mm_cuda_call calls[2] = {f.calls[0], f.calls[1]};
     calls[1].workspace = stranger;
-    T_STATUS(mm_cuda_forward(calls, 2, 0, NULL), MEGAMOE_ESTATE);
+    T_STATUS(mm_cuda_forward(calls, 2, &chosen, NULL), MEGAMOE_ESTATE);
     T_OK(mm_cuda_workspace_meet(stranger, (mm_cuda_workspace *[]){f.workspaces[0], stranger}));
-    T_STATUS(mm_cuda_forward(calls, 2, 0, NULL), MEGAMOE_EINVAL);
+    T_STATUS(mm_cuda_forward(calls, 2, &chosen, NULL), MEGAMOE_EINVAL);
     T_CONTAINS(megamoe_last_error(), "call 1 has the workspace of rank 1 of another set");
     calls[0] = f.calls[1];
     calls[1] = f.calls[0];
-    T_STATUS(mm_cuda_forward(calls, 2, 0, NULL), MEGAMOE_EINVAL);
+    T_STATUS(mm_cuda_forward(calls, 2, &chosen, NULL), MEGAMOE_EINVAL);
     mm_cuda_device other = f.device;
     other.ordinal = 3;
     f.layers[1].device = &other;
-    T_STATUS(mm_cuda_forward(f.calls, 2, 0, NULL), MEGAMOE_EINVAL);
+    T_STATUS(mm_cuda_forward(f.calls, 2, &chosen, NULL), MEGAMOE_EINVAL);
     T_CONTAINS(megamoe_last_error(), "rank 1 has its workspace on cuda:0 and its layer on cuda:3");
     f.layers[1].device = &f.device;
     f.layers[1].desc.has_bias = true;
-    T_STATUS(mm_cuda_forward(f.calls, 2, 0, NULL), MEGAMOE_EINVAL);
+    T_STATUS(mm_cuda_forward(f.calls, 2, &chosen, NULL), MEGAMOE_EINVAL);
     T_CONTAINS(megamoe_last_error(), "ranks 0 and 1 only one has biases");
     T_EQ_INT(fake.launches, 0);
     mm_cuda_workspace_close(stranger);
@@ -577,17 +579,17 @@ T_CASE(a_gpu_with_too_little_is_refused) {
     static fixture f;
     open_all(&f, 4, MEGAMOE_FORMAT_MXFP4, MEGAMOE_SCALE_TOKEN);
     f.device.max_ctas = 3;
-    T_STATUS(mm_cuda_forward(f.calls, 4, 0, NULL), MEGAMOE_EUNSUPPORTED);
+    T_STATUS(mm_cuda_forward(f.calls, 4, &chosen, NULL), MEGAMOE_EUNSUPPORTED);
     T_CONTAINS(megamoe_last_error(), "4 ranks share 3 thread blocks");
     f.device.max_ctas = 132;
     fake.blocks_resident = 0;
-    T_STATUS(mm_cuda_forward(f.calls, 4, 0, NULL), MEGAMOE_EUNSUPPORTED);
+    T_STATUS(mm_cuda_forward(f.calls, 4, &chosen, NULL), MEGAMOE_EUNSUPPORTED);
     T_CONTAINS(megamoe_last_error(), "'forward_mxfp4_n8'");
     fake.blocks_resident = 1;
     f.device.shared_bytes = 30000;
-    T_STATUS(mm_cuda_forward(f.calls, 4, 0, NULL), MEGAMOE_EUNSUPPORTED);
+    T_STATUS(mm_cuda_forward(f.calls, 4, &chosen, NULL), MEGAMOE_EUNSUPPORTED);
     T_CONTAINS(megamoe_last_error(), "gives a thread block 30000");
     f.device.shared_bytes = 232448;
-    T_OK(mm_cuda_forward(f.calls, 4, 0, NULL));
+    T_OK(mm_cuda_forward(f.calls, 4, &chosen, NULL));
     close_all(&f);
 }

@@ -318,6 +318,15 @@ MM_DEVICE void mm_send(const mm_block *b, int4 entry) {
     const int32_t owner = mm_share_owner(args->physical, p, args->ranks);
     uint8_t *window = b->rank->windows[owner];
 
+    const bool by_token = args->input_scale == MEGAMOE_SCALE_TOKEN;
+    int4 record = {__float_as_int(1.0f), 0, b->rank->rank, route};
+    if (lane == 0) {
+        record.y = __float_as_int(staged->weights[route]);
+        if (by_token) {
+            record.x = __float_as_int(staged->scales[token]);
+            record.z += staged->tiny[token] ? MM_CUDA_TINY : 0;
+        }
+    }
     const uint4 *from = (const uint4 *)(staged->codes + token * chunks * 128);
     uint8_t *to = window + args->window.codes + row * 128;
     const int64_t chunk_stride = rows * 128;
@@ -343,14 +352,8 @@ MM_DEVICE void mm_send(const mm_block *b, int4 entry) {
     else if (args->input_scale == MEGAMOE_SCALE_BLOCK_F32)
         for (int32_t c = lane; c < chunks; c += 32)
             ((float *)scales)[c * rows + scale_place] = staged->block_scales[token * chunks + c];
-    if (lane == 0) {
-        const bool by_token = args->input_scale == MEGAMOE_SCALE_TOKEN;
-        const int4 record =
-            make_int4(by_token ? __float_as_int(staged->scales[token]) : __float_as_int(1.0f),
-                      __float_as_int(staged->weights[route]),
-                      b->rank->rank + (by_token && staged->tiny[token] ? MM_CUDA_TINY : 0), route);
+    if (lane == 0)
         *(int4 *)(window + args->window.records + row * RECORD_BYTES) = record;
-    }
     mm_fence_proxy_async();
     __syncwarp();
     if (lane == 0) {

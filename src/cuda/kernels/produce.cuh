@@ -225,7 +225,6 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *team) {
     /* The first ones are dealt out: a few tiles go to as many blocks. */
     uint32_t claim = (uint32_t)(team->index * b->args->blocks + b->block);
     while (mm_task_of(b, claim, &task)) {
-        claim = mm_claim(b);
         const mm_sources s = mm_sources_of(b, &task);
         const bool once = b->tiles[task.expert + 1] - b->tiles[task.expert] == 1;
         int32_t source = 0;
@@ -271,6 +270,8 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *team) {
             slot = 0;
             slot_parity ^= 1;
         }
+        /* Not earlier: a tile that is claimed waits for this team. Math has a ring full to do. */
+        claim = mm_claim(b);
     }
     task.kind = TASK_END;
     mm_post(b, team, &task, slot, slot_parity);

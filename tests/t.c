@@ -2,14 +2,17 @@
 #define _GNU_SOURCE
 #include "t.h"
 
+#include <errno.h>
 #include <ftw.h>
 #include <math.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 enum { PRINTED_FAILURES = 10, PATHS = 16, PATH_BYTES = 512 };
@@ -235,6 +238,25 @@ void *t_read_file(const char *path, size_t *bytes) {
     if (!T_CHECK_MSG(data != NULL, "reading %s", path))
         t_leave();
     return data;
+}
+
+pid_t t_fork(void (*fn)(void *argument), void *argument) {
+    const pid_t parent = getpid();
+    fflush(NULL); /* or the child would write it again */
+    const pid_t child = fork();
+    if (child < 0) {
+        t_check(false, __FILE__, __LINE__, "fork: %s", strerror(errno));
+        t_leave();
+    }
+    if (child > 0)
+        return child;
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(1);
+    atomic_store(&failures, 0);
+    if (setjmp(leave_case) == 0)
+        fn(argument);
+    exit(atomic_load(&failures) ? 1 : 0);
 }
 
 static bool is_chosen(const t_case *test, int n_parts, char **parts) {

@@ -18,6 +18,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "megamoe/status.h"
 
@@ -86,6 +87,13 @@ const char *t_path(const char *name);
 void t_write_file(const char *path, const void *data, size_t bytes);
 /* Reads a whole file; the caller frees. Ends the case if it cannot. */
 void *t_read_file(const char *path, size_t *bytes);
+
+/*
+ * Runs fn(argument) in a process of its own, which dies with this one, and ends it there: with 0,
+ * or 1 when a check failed. Only from the case's thread, before it has started others. Ends the
+ * case if there is no process; the caller waits for it.
+ */
+pid_t t_fork(void (*fn)(void *argument), void *argument);
 
 /* What the macros above call. */
 typedef struct t_case {

@@ -1,93 +1,75 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE
 #include "comm/comm.h"
 
-#include <errno.h>
-#include <pthread.h>
-#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "comm/bootstrap.h"
+#include "comm/custom.h"
+#include "comm/environment.h"
+#include "comm/group.h"
+#include "comm/links.h"
+#include "comm/tcp.h"
 
-enum { MAX_RANKS = 1024, CREATION_DEADLINE_SECONDS = 600 };
-
-struct mm_meeting {
-    struct mm_meeting *next;
-    uint64_t number;
-    int32_t joined;
-    int32_t ended;
-    int32_t left;
-    bool broken;   /* a rank gave up waiting; its part is gone, so nobody gets them */
-    void *parts[]; /* [size] */
-};
-
-/* What the ranks of one communicator share. `lock` guards everything but `aborted`. */
-struct group {
-    int32_t size;
-    bool folded;
-    atomic_bool aborted;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    int32_t open; /* ranks that are not closed */
-    struct mm_meeting *meetings;
-    mm_abort_watch *watches;
-};
+enum { MAX_RANKS = 1024, CREATION_DEADLINE_MS = 600000, MAX_PORT = 65535 };
 
 struct megamoe_comm {
-    struct group *group;
-    int32_t rank;
+    int32_t rank, size;
+    int32_t creation_deadline_ms;
+    mm_alarm *alarm;
+    /* Ranks of one process: */
+    mm_group *group;
+    bool folded;
     uint64_t meetings; /* joined so far */
+    /* Ranks that are processes: */
+    mm_links *links;
+    mm_alarm own_alarm;
 };
 
-static megamoe_status open_group(int32_t size, bool folded, megamoe_comm **comms) {
-    for (int32_t r = 0; r < size; r++)
-        comms[r] = NULL;
-    struct group *group = mm_alloc(sizeof *group);
-    if (!group)
-        return mm_fail(MEGAMOE_ENOMEM, "a communicator of %d ranks: out of memory", size);
-    group->size = size;
-    group->folded = folded;
-    pthread_mutex_init(&group->lock, NULL);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&group->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-    group->open = size;
-    for (int32_t r = 0; r < size; r++) {
-        comms[r] = mm_alloc(sizeof *comms[r]);
-        if (!comms[r]) {
-            group->open = r;
-            if (r == 0) {
-                pthread_cond_destroy(&group->changed);
-                pthread_mutex_destroy(&group->lock);
-                free(group);
-            }
-            for (int32_t i = 0; i < r; i++) {
-                megamoe_comm_close(comms[i]);
-                comms[i] = NULL;
-            }
-            return mm_fail(MEGAMOE_ENOMEM, "a communicator of %d ranks: out of memory", size);
-        }
-        *comms[r] = (megamoe_comm){.group = group, .rank = r};
-    }
-    return MEGAMOE_OK;
-}
+struct mm_meeting {
+    mm_gathering *gathering; /* of folded ranks, which may meet later; else NULL */
+    _Alignas(16) uint8_t parts[];
+};
 
-megamoe_status megamoe_comm_self(megamoe_comm **comm) {
-    if (!comm)
-        return mm_fail(MEGAMOE_EINVAL, "megamoe_comm_self: comm is NULL");
-    return open_group(1, false, comm);
-}
+/* ---- ranks of one process ---- */
 
 static megamoe_status open_ranks(const char *what, int32_t size, bool folded,
                                  megamoe_comm **comms) {
     if (!comms || size < 1 || size > MAX_RANKS)
         return mm_fail(MEGAMOE_EINVAL, "%s: %d ranks; expected 1..%d and an array for them", what,
                        size, MAX_RANKS);
-    return open_group(size, folded, comms);
+    bool complete = true;
+    for (int32_t r = 0; r < size; r++) {
+        comms[r] = mm_alloc(sizeof *comms[r]);
+        complete = complete && comms[r];
+    }
+    mm_group *group = NULL;
+    megamoe_status status =
+        complete ? mm_group_open(size, &group)
+                 : mm_fail(MEGAMOE_ENOMEM, "a communicator of %d ranks: out of memory", size);
+    for (int32_t r = 0; r < size; r++) {
+        if (status == MEGAMOE_OK) {
+            *comms[r] = (megamoe_comm){.rank = r,
+                                       .size = size,
+                                       .creation_deadline_ms = CREATION_DEADLINE_MS,
+                                       .alarm = mm_group_alarm(group),
+                                       .group = group,
+                                       .folded = folded};
+        } else {
+            free(comms[r]);
+            comms[r] = NULL;
+        }
+    }
+    return status;
+}
+
+megamoe_status megamoe_comm_self(megamoe_comm **comm) {
+    if (!comm)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_comm_self: comm is NULL");
+    return open_ranks("megamoe_comm_self", 1, false, comm);
 }
 
 megamoe_status megamoe_comm_threads(int32_t size, megamoe_comm **comms) {
@@ -98,22 +80,110 @@ megamoe_status megamoe_comm_folded(int32_t size, megamoe_comm **comms) {
     return open_ranks("megamoe_comm_folded", size, true, comms);
 }
 
+/* ---- ranks that are processes ---- */
+
+static megamoe_status take_deadline(int32_t given, int32_t *deadline_ms) {
+    if (given < 0)
+        return mm_fail(MEGAMOE_EINVAL,
+                       "communicator: creation_deadline_ms is %d; expected 0 for "
+                       "%d, or more",
+                       given, CREATION_DEADLINE_MS);
+    *deadline_ms = given ? given : CREATION_DEADLINE_MS;
+    return MEGAMOE_OK;
+}
+
+static megamoe_status check_ranks(int32_t rank, int32_t size) {
+    if (size < 1 || size > MAX_RANKS || rank < 0 || rank >= size)
+        return mm_fail(MEGAMOE_EINVAL,
+                       "communicator: rank %d of %d; expected 1..%d ranks, counted "
+                       "from 0",
+                       rank, size, MAX_RANKS);
+    return MEGAMOE_OK;
+}
+
+/* Connects the ranks that a bootstrap has brought together, and closes that. */
+static megamoe_status open_processes(mm_bootstrap *bootstrap, int32_t deadline_ms,
+                                     megamoe_comm **comm) {
+    megamoe_comm *c = mm_alloc(sizeof *c);
+    megamoe_status status = c ? MEGAMOE_OK : mm_fail(MEGAMOE_ENOMEM, "communicator: out of memory");
+    if (c) {
+        c->rank = bootstrap->rank;
+        c->size = bootstrap->size;
+        c->creation_deadline_ms = deadline_ms;
+        c->alarm = &c->own_alarm;
+        mm_alarm_open(&c->own_alarm);
+        status = mm_links_open(bootstrap, c->alarm, deadline_ms, &c->links);
+    }
+    if (status == MEGAMOE_OK)
+        *comm = c;
+    else {
+        bootstrap->abort(bootstrap->state);
+        megamoe_comm_close(c);
+    }
+    bootstrap->close(bootstrap->state);
+    return status;
+}
+
+static megamoe_status open_tcp(const megamoe_comm_tcp_options *options, megamoe_comm **comm) {
+    megamoe_comm_tcp_options o = *options;
+    MM_TRY(check_ranks(o.rank, o.size));
+    MM_TRY(take_deadline(options->creation_deadline_ms, &o.creation_deadline_ms));
+    if (o.port < 1 || o.port > MAX_PORT)
+        return mm_fail(MEGAMOE_EINVAL, "communicator: port %d; expected 1..%d", o.port, MAX_PORT);
+    o.address = o.address ? o.address : "127.0.0.1";
+    o.job = o.job ? o.job : "";
+    mm_bootstrap bootstrap;
+    MM_TRY(mm_tcp_open(&o, &bootstrap));
+    return open_processes(&bootstrap, o.creation_deadline_ms, comm);
+}
+
+megamoe_status megamoe_comm_tcp(const megamoe_comm_tcp_options *options, megamoe_comm **comm) {
+    if (!comm || !options)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_comm_tcp: %s is NULL", comm ? "options" : "comm");
+    *comm = NULL;
+    megamoe_comm_tcp_options o;
+    MM_TRY(mm_take_struct(&o, sizeof o, options, "megamoe_comm_tcp_options"));
+    return open_tcp(&o, comm);
+}
+
+megamoe_status megamoe_comm_from_env(const megamoe_comm_options *options, megamoe_comm **comm) {
+    if (!comm)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_comm_from_env: comm is NULL");
+    *comm = NULL;
+    megamoe_comm_options wanted;
+    MM_TRY(mm_take_struct(&wanted, sizeof wanted, options, "megamoe_comm_options"));
+    megamoe_comm_tcp_options o = {.creation_deadline_ms = wanted.creation_deadline_ms};
+    MM_TRY(mm_environment_read(&o));
+    return open_tcp(&o, comm);
+}
+
+megamoe_status megamoe_comm_custom(const megamoe_bootstrap *bootstrap, megamoe_comm **comm) {
+    if (!comm || !bootstrap)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_comm_custom: %s is NULL",
+                       comm ? "bootstrap" : "comm");
+    *comm = NULL;
+    megamoe_bootstrap callers;
+    int32_t deadline_ms = 0;
+    MM_TRY(mm_take_struct(&callers, sizeof callers, bootstrap, "megamoe_bootstrap"));
+    MM_TRY(check_ranks(callers.rank, callers.size));
+    MM_TRY(take_deadline(callers.creation_deadline_ms, &deadline_ms));
+    if (!callers.allgather)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_comm_custom: allgather is NULL");
+    mm_bootstrap taken;
+    MM_TRY(mm_custom_open(&callers, &taken));
+    return open_processes(&taken, deadline_ms, comm);
+}
+
+/* ---- all ---- */
+
 void megamoe_comm_close(megamoe_comm *comm) {
     if (!comm)
         return;
-    struct group *group = comm->group;
-    pthread_mutex_lock(&group->lock);
-    const bool last = --group->open == 0;
-    pthread_mutex_unlock(&group->lock);
-    if (last) {
-        for (mm_meeting *m = group->meetings; m;) {
-            mm_meeting *next = m->next;
-            free(m);
-            m = next;
-        }
-        pthread_cond_destroy(&group->changed);
-        pthread_mutex_destroy(&group->lock);
-        free(group);
+    if (comm->group)
+        mm_group_close(comm->group);
+    else {
+        mm_links_close(comm->links);
+        mm_alarm_close(&comm->own_alarm);
     }
     free(comm);
 }
@@ -123,141 +193,114 @@ int32_t megamoe_comm_rank(const megamoe_comm *comm) {
 }
 
 int32_t megamoe_comm_size(const megamoe_comm *comm) {
-    return comm->group->size;
+    return comm->size;
 }
 
 void megamoe_comm_abort(megamoe_comm *comm) {
     if (!comm)
         return;
-    struct group *group = comm->group;
-    pthread_mutex_lock(&group->lock);
-    const bool first = !atomic_exchange_explicit(&group->aborted, true, memory_order_acq_rel);
-    for (const mm_abort_watch *w = group->watches; first && w; w = w->next)
-        w->fn(w->user);
-    pthread_cond_broadcast(&group->changed);
-    pthread_mutex_unlock(&group->lock);
+    if (comm->links)
+        mm_links_abort(comm->links);
+    else
+        (void)mm_alarm_raise(comm->alarm, MM_ALARM_ABORTED, comm->rank);
 }
 
 bool mm_comm_folded(const megamoe_comm *comm) {
-    return comm->group->folded;
+    return comm->folded;
+}
+
+bool mm_comm_in_processes(const megamoe_comm *comm) {
+    return comm->links;
 }
 
 bool mm_comm_aborted(const megamoe_comm *comm) {
-    return atomic_load_explicit(&comm->group->aborted, memory_order_acquire);
+    int32_t rank;
+    return mm_alarm_look(comm->alarm, &rank) != MM_ALARM_NONE;
+}
+
+bool mm_comm_closed(const megamoe_comm *comm, int32_t rank) {
+    return comm->links && mm_links_closed(comm->links, rank);
+}
+
+int32_t mm_comm_cause(const megamoe_comm *comm, char text[MM_COMM_CAUSE_BYTES]) {
+    int32_t rank;
+    const mm_alarm_cause cause = mm_alarm_look(comm->alarm, &rank);
+    snprintf(text, MM_COMM_CAUSE_BYTES,
+             cause == MM_ALARM_NONE    ? ""
+             : cause == MM_ALARM_ENDED ? "the process of rank %d has ended"
+                                       : "rank %d has aborted",
+             rank);
+    return rank;
 }
 
 void mm_comm_watch(megamoe_comm *comm, mm_abort_watch *watch) {
-    struct group *group = comm->group;
-    pthread_mutex_lock(&group->lock);
-    watch->next = group->watches;
-    group->watches = watch;
-    if (mm_comm_aborted(comm))
-        watch->fn(watch->user);
-    pthread_mutex_unlock(&group->lock);
+    mm_alarm_watch(comm->alarm, watch);
 }
 
 void mm_comm_unwatch(megamoe_comm *comm, mm_abort_watch *watch) {
-    struct group *group = comm->group;
-    pthread_mutex_lock(&group->lock);
-    mm_abort_watch **link = &group->watches;
-    while (*link && *link != watch)
-        link = &(*link)->next;
-    if (*link)
-        *link = watch->next;
-    pthread_mutex_unlock(&group->lock);
+    mm_alarm_unwatch(comm->alarm, watch);
 }
 
-static mm_meeting *find_meeting(struct group *group, uint64_t number) {
-    mm_meeting *m = group->meetings;
-    while (m && m->number != number)
-        m = m->next;
-    if (m)
-        return m;
-    m = mm_alloc(sizeof *m + (size_t)group->size * sizeof m->parts[0]);
-    if (m) {
-        m->number = number;
-        m->next = group->meetings;
-        group->meetings = m;
-    }
-    return m;
+/* ---- collectives ---- */
+
+static megamoe_status allgather(megamoe_comm *comm, const void *mine, void *all, size_t bytes) {
+    return comm->links ? mm_links_allgather(comm->links, mine, all, bytes, -1, NULL,
+                                            comm->creation_deadline_ms)
+                       : mm_group_allgather(comm->group, comm->rank, comm->meetings++, mine, all,
+                                            bytes, comm->creation_deadline_ms);
 }
 
-static void leave_locked(struct group *group, mm_meeting *meeting) {
-    if (++meeting->left < group->size)
-        return;
-    mm_meeting **link = &group->meetings;
-    while (*link != meeting)
-        link = &(*link)->next;
-    *link = meeting->next;
-    free(meeting);
+megamoe_status megamoe_comm_allgather(megamoe_comm *comm, const void *mine, void *all,
+                                      size_t bytes) {
+    if (!comm || !mine || !all || !bytes)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_comm_allgather: %s",
+                       !comm ? "comm is NULL" : (bytes ? "mine or all is NULL" : "0 bytes"));
+    if (comm->folded)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_comm_allgather: one thread drives all ranks of a "
+                                       "folded communicator, so they cannot wait for each other");
+    return allgather(comm, mine, all, bytes);
 }
 
-megamoe_status mm_meeting_join(megamoe_comm *comm, void *part, mm_meeting **meeting) {
+megamoe_status mm_meeting_join(megamoe_comm *comm, const void *part, size_t bytes,
+                               mm_meeting **meeting) {
+    const size_t parts = comm->folded ? 0 : (size_t)comm->size * bytes;
+    mm_meeting *m = *meeting = mm_alloc(sizeof *m + parts);
+    megamoe_status status;
+    if (!m)
+        status = mm_fail(MEGAMOE_ENOMEM, "rank %d: out of memory", comm->rank);
+    else if (comm->folded)
+        status = mm_gathering_join(comm->group, comm->rank, comm->meetings++, part, bytes,
+                                   &m->gathering);
+    else
+        status = allgather(comm, part, m->parts, bytes);
+    if (status == MEGAMOE_OK)
+        return MEGAMOE_OK;
+    megamoe_comm_abort(comm);
+    free(m);
     *meeting = NULL;
-    struct group *group = comm->group;
-    pthread_mutex_lock(&group->lock);
-    mm_meeting *m = find_meeting(group, comm->meetings++);
-    if (!m) {
-        pthread_mutex_unlock(&group->lock);
-        megamoe_comm_abort(comm);
-        return mm_fail(MEGAMOE_ENOMEM, "rank %d: out of memory", comm->rank);
-    }
-    m->parts[comm->rank] = part;
-    if (++m->joined == group->size)
-        pthread_cond_broadcast(&group->changed);
-    struct timespec deadline;
-    clock_gettime(CLOCK_MONOTONIC, &deadline);
-    deadline.tv_sec += CREATION_DEADLINE_SECONDS;
-    int waited = 0;
-    m->broken = m->broken || (!group->folded && mm_comm_aborted(comm));
-    while (!group->folded && m->joined < group->size && !mm_comm_aborted(comm) &&
-           waited != ETIMEDOUT)
-        waited = pthread_cond_timedwait(&group->changed, &group->lock, &deadline);
-    megamoe_status status = MEGAMOE_OK;
-    if (m->broken || (!group->folded && m->joined < group->size)) {
-        status = m->broken || mm_comm_aborted(comm) ? MEGAMOE_EPEER : MEGAMOE_ETIMEDOUT;
-        m->broken = true;
-        leave_locked(group, m);
-    }
-    pthread_mutex_unlock(&group->lock);
-    if (status == MEGAMOE_EPEER)
-        return mm_fail(status, "rank %d: another rank aborted during a collective creation",
-                       comm->rank);
-    if (status == MEGAMOE_ETIMEDOUT) {
-        megamoe_comm_abort(comm);
-        return mm_fail(status,
-                       "rank %d: not all of %d ranks took part in a collective creation "
-                       "within %d s",
-                       comm->rank, group->size, CREATION_DEADLINE_SECONDS);
-    }
-    *meeting = m;
-    return MEGAMOE_OK;
+    return status;
 }
 
-void *const *mm_meeting_parts(const megamoe_comm *comm, const mm_meeting *meeting) {
-    struct group *group = comm->group;
-    pthread_mutex_lock(&group->lock);
-    const bool all = meeting->joined == group->size;
-    pthread_mutex_unlock(&group->lock);
-    return all ? meeting->parts : NULL;
-}
-
-void mm_meeting_end(megamoe_comm *comm, mm_meeting *meeting) {
-    struct group *group = comm->group;
-    pthread_mutex_lock(&group->lock);
-    if (++meeting->ended == group->size)
-        pthread_cond_broadcast(&group->changed);
-    while (meeting->ended < group->size)
-        pthread_cond_wait(&group->changed, &group->lock);
-    leave_locked(group, meeting);
-    pthread_mutex_unlock(&group->lock);
+const void *mm_meeting_parts(const megamoe_comm *comm, const mm_meeting *meeting) {
+    return meeting->gathering ? mm_gathering_all(comm->group, meeting->gathering) : meeting->parts;
 }
 
 void mm_meeting_leave(megamoe_comm *comm, mm_meeting *meeting) {
     if (!meeting)
         return;
-    struct group *group = comm->group;
-    pthread_mutex_lock(&group->lock);
-    leave_locked(group, meeting);
-    pthread_mutex_unlock(&group->lock);
+    mm_gathering_leave(comm->group, meeting->gathering);
+    free(meeting);
+}
+
+megamoe_status mm_comm_share_fds(megamoe_comm *comm, int fd, int *fds) {
+    const int32_t none = 0;
+    int32_t *all = mm_alloc((size_t)comm->size * sizeof *all);
+    if (!all) {
+        megamoe_comm_abort(comm);
+        return mm_fail(MEGAMOE_ENOMEM, "rank %d: out of memory", comm->rank);
+    }
+    const megamoe_status status = mm_links_allgather(comm->links, &none, all, sizeof none, fd, fds,
+                                                     comm->creation_deadline_ms);
+    free(all);
+    return status;
 }

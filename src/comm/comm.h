@@ -3,52 +3,64 @@
 #define MM_COMM_COMM_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
+#include "comm/alarm.h"
 #include "megamoe/comm.h"
 
 /*
- * A meeting is one collective creation: every rank brings one pointer and gets those of all. The
- * n-th meeting of a rank is the n-th of every other.
+ * A meeting is one collective creation: every rank brings some bytes and gets those of all. The
+ * n-th collective call of a rank is the n-th of every other.
  */
 typedef struct mm_meeting mm_meeting;
 
 /*
- * Joins with `part` and, unless the communicator is folded, waits for all ranks.
- * Returns MEGAMOE_EPEER after an abort, MEGAMOE_ETIMEDOUT after ten minutes, MEGAMOE_ENOMEM; then
- * there is nothing to leave. Either all ranks get the parts or none.
+ * Joins with a copy of `part`, as many bytes as every other rank, and waits for all ranks, unless
+ * the communicator is folded.
+ * Owns: mm_meeting_leave frees. After a failure there is nothing to leave, and the communicator is
+ * aborted. Returns MEGAMOE_EPEER after an abort or a death, MEGAMOE_ETIMEDOUT after the
+ * communicator's creation deadline, MEGAMOE_EINVAL (ranks are in different calls), MEGAMOE_ENOMEM.
  */
-MEGAMOE_CHECKED megamoe_status mm_meeting_join(megamoe_comm *comm, void *part,
+MEGAMOE_CHECKED megamoe_status mm_meeting_join(megamoe_comm *comm, const void *part, size_t bytes,
                                                mm_meeting **meeting);
 
-/* The parts by rank once all have joined, else NULL. */
-void *const *mm_meeting_parts(const megamoe_comm *comm, const mm_meeting *meeting);
+/* The parts by rank, `bytes` apart, once all have joined, else NULL. */
+const void *mm_meeting_parts(const megamoe_comm *comm, const mm_meeting *meeting);
+
+/* Ends this rank's use, and that of the parts. Accepts NULL. */
+void mm_meeting_leave(megamoe_comm *comm, mm_meeting *meeting);
 
 /*
- * Not for folded communicators. Waits until all ranks that got the parts have come here, whatever
- * else happens, then ends this rank's use: what the parts point to may go.
+ * Collective, for ranks that are processes: fds[r] becomes a duplicate of the descriptor that rank
+ * r brings, -1 where it brings -1. Owns: the caller closes them and keeps its own. Errors as
+ * mm_meeting_join.
  */
-void mm_meeting_end(megamoe_comm *comm, mm_meeting *meeting);
-
-/* Ends this rank's use at once; the last one frees the meeting. Accepts NULL. */
-void mm_meeting_leave(megamoe_comm *comm, mm_meeting *meeting);
+MEGAMOE_CHECKED megamoe_status mm_comm_share_fds(megamoe_comm *comm, int fd, int *fds);
 
 bool mm_comm_folded(const megamoe_comm *comm);
 
-/* Some rank has aborted. Cheap enough for a spin loop. */
+/* Ranks are processes: they have no memory in common but what descriptors are shared for. */
+bool mm_comm_in_processes(const megamoe_comm *comm);
+
+/* Some rank has aborted or its process has ended. Cheap enough for a spin loop. */
 bool mm_comm_aborted(const megamoe_comm *comm);
 
-/* For waits that cannot look at mm_comm_aborted: `fn` passes an abort on to them. */
-typedef struct mm_abort_watch {
-    /* Called once, under the communicator's lock, by whichever thread aborts; must not wait. */
-    void (*fn)(void *user);
-    void *user;
-    struct mm_abort_watch *next;
-} mm_abort_watch;
+/*
+ * A rank has closed its communicator in good order, so that only what it has stored before will
+ * ever be seen of it. Known of ranks that are processes.
+ */
+bool mm_comm_closed(const megamoe_comm *comm, int32_t rank);
 
-/* `watch` stays in place until mm_comm_unwatch. After an abort fn is called now. */
+enum { MM_COMM_CAUSE_BYTES = 64 };
+
+/*
+ * Why the ranks gave up, in words: "rank 2 has aborted", "the process of rank 2 has ended". Returns
+ * that rank, or -1 and "" if they did not.
+ */
+int32_t mm_comm_cause(const megamoe_comm *comm, char text[MM_COMM_CAUSE_BYTES]);
+
+/* For waits that cannot look at mm_comm_aborted: passes an abort or a death on to them. */
 void mm_comm_watch(megamoe_comm *comm, mm_abort_watch *watch);
-
-/* Once it has returned, fn is not running and will not be called. A watch not set is ignored. */
 void mm_comm_unwatch(megamoe_comm *comm, mm_abort_watch *watch);
 
 #endif

@@ -21,19 +21,31 @@ struct work {
 
 void mm_cpu_publish(mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
     const mm_placement *placement = layer->placement;
-    mm_publication *publication = &ws->publications[++ws->epoch & 1];
+    const mm_cpu_window *own = ws->own;
+    const uint64_t parity = ++ws->epoch & 1;
+    mm_publication *publication = &own->words->publications[parity];
+    int32_t *counts = own->counts + parity * (uint64_t)placement->physical;
     publication->error = ws->staged_error;
     publication->layer = layer->key;
     publication->tokens = ws->tokens;
-    memset(publication->counts, 0, (size_t)placement->physical * sizeof publication->counts[0]);
+    memset(counts, 0, (size_t)placement->physical * sizeof *counts);
     if (publication->error.status == MEGAMOE_OK)
         for (int64_t t = 0; t < ws->tokens; t++)
             for (int32_t slot = 0; slot < ws->shape.topk; slot++) {
-                const int32_t id = ws->ids[t * ws->shape.topk + slot];
+                const int32_t id = own->ids[t * ws->shape.topk + slot];
                 if (id >= 0)
-                    publication->counts[mm_placement_of(placement, id, ws->rank, t)]++;
+                    counts[mm_placement_of(placement, id, ws->rank, t)]++;
             }
-    atomic_store_explicit(&ws->published, ws->epoch, memory_order_release);
+    atomic_store_explicit(&own->words->published, ws->epoch, memory_order_release);
+}
+
+static const mm_publication *publication_of(const mm_cpu_workspace *ws, int32_t rank) {
+    return &ws->windows[rank].words->publications[ws->epoch & 1];
+}
+
+/* Routes of a rank's tokens to each physical expert. */
+static const int32_t *counts_of(const mm_cpu_workspace *ws, int32_t rank) {
+    return ws->windows[rank].counts + (ws->epoch & 1) * (uint64_t)ws->shape.physical_experts;
 }
 
 void mm_cpu_agree(mm_cpu_workspace *ws, const mm_cpu_layer *layer,
@@ -42,7 +54,7 @@ void mm_cpu_agree(mm_cpu_workspace *ws, const mm_cpu_layer *layer,
     *detail = (megamoe_workspace_detail){
         .struct_size = sizeof *detail, .rank = -1, .epoch = ws->epoch, .token = -1, .slot = -1};
     for (int32_t r = 0; r < ws->ranks; r++) {
-        const mm_publication *publication = &ws->peers[r]->publications[ws->epoch & 1];
+        const mm_publication *publication = publication_of(ws, r);
         if (publication->error.status != MEGAMOE_OK) {
             *detail = publication->error;
             detail->epoch = ws->epoch;
@@ -50,8 +62,7 @@ void mm_cpu_agree(mm_cpu_workspace *ws, const mm_cpu_layer *layer,
         }
     }
     for (int32_t r = 1; r < ws->ranks; r++) {
-        if (ws->peers[r]->publications[ws->epoch & 1].layer ==
-            ws->peers[0]->publications[ws->epoch & 1].layer)
+        if (publication_of(ws, r)->layer == publication_of(ws, 0)->layer)
             continue;
         detail->status = MEGAMOE_EINVAL;
         detail->phase = MEGAMOE_PHASE_COUNT;
@@ -67,7 +78,7 @@ void mm_cpu_agree(mm_cpu_workspace *ws, const mm_cpu_layer *layer,
         int64_t need = 0;
         for (int32_t r = 0; r < ws->ranks; r++)
             for (int32_t p = first; p < first + count; p++)
-                need += ws->peers[r]->publications[ws->epoch & 1].counts[p];
+                need += counts_of(ws, r)[p];
         if (need > ws->capacity.pool_rows) {
             detail->status = MEGAMOE_ECAPACITY;
             detail->phase = MEGAMOE_PHASE_DISPATCH;
@@ -92,12 +103,12 @@ static void gather_routes(mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
     for (int32_t e = 0; e < local; e++) {
         ws->segments[e] = ws->next[e] = total;
         for (int32_t r = 0; r < ws->ranks; r++)
-            total += ws->peers[r]->publications[ws->epoch & 1].counts[first + e];
+            total += counts_of(ws, r)[first + e];
     }
     ws->segments[local] = ws->received = total;
     for (int32_t r = 0; r < ws->ranks; r++) {
-        const mm_cpu_workspace *peer = ws->peers[r];
-        const int64_t tokens = peer->publications[ws->epoch & 1].tokens;
+        const mm_cpu_window *peer = &ws->windows[r];
+        const int64_t tokens = publication_of(ws, r)->tokens;
         for (int64_t t = 0; t < tokens; t++)
             for (int32_t slot = 0; slot < topk; slot++) {
                 const int32_t id = peer->ids[t * topk + slot];
@@ -136,13 +147,13 @@ static void pull_token(const struct work *work, const mm_panel *panel, int32_t c
     const mm_cpu_layout *layout = &work->layer->layout;
     const int64_t row = panel->start + column;
     const mm_route *route = &ws->pool[row];
-    const mm_cpu_workspace *source = ws->peers[route->rank];
+    const mm_cpu_window *source = &ws->windows[route->rank];
     const int64_t t = route->token;
     const bool promote = work->layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE;
     const bool by_block = ws->shape.input_scale == MEGAMOE_SCALE_BLOCK;
-    const uint8_t *blocks = source->blocks + t * source->blocks_stride;
+    const uint8_t *blocks = source->blocks + t * ws->blocks_stride;
     uint32_t *values = ws->fc1_panels + panel->start * (layout->hidden_k / 2);
-    ws->device->kernels->expand(source->codes + t * source->codes_stride,
+    ws->device->kernels->expand(source->codes + t * ws->codes_stride,
                                 by_block && !promote ? blocks : NULL, ws->shape.hidden,
                                 layout->hidden_k, values, panel->tokens, column);
     ws->route_scale[row] = source->token_scale[t];
@@ -150,7 +161,7 @@ static void pull_token(const struct work *work, const mm_panel *panel, int32_t c
     ws->route_weight[row] = route->weight;
     if (!promote)
         return;
-    const int32_t chunks = source->blocks_stride;
+    const int32_t chunks = ws->blocks_stride;
     float *scales = ws->fc1_chunk_scale + panel->start * chunks + column;
     for (int32_t c = 0; c < chunks; c++)
         scales[(int64_t)c * panel->tokens] =
@@ -352,9 +363,8 @@ static void finish_tile(const struct work *work, const mm_panel *panel, int32_t 
     uint16_t *out[MM_PANEL_TOKENS];
     for (int32_t c = 0; c < panel->tokens; c++) {
         const mm_route *route = &ws->pool[panel->start + c];
-        const mm_cpu_workspace *home = ws->peers[route->rank];
-        out[c] = home->results +
-                 (route->token * ws->shape.topk + route->slot) * home->results_stride + row;
+        out[c] = ws->windows[route->rank].results +
+                 (route->token * ws->shape.topk + route->slot) * ws->results_stride + row;
     }
     const mm_finish finish = {
         .sums = sums,
@@ -419,7 +429,7 @@ void mm_cpu_compute(mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
         run_tasks(&work, run_fc1, list_tasks(ws, mm_fc1_units(layout->fc1_tiles)));
         run_tasks(&work, run_fc2, list_tasks(ws, mm_fc2_units(layout->fc2_tiles)));
     }
-    atomic_store_explicit(&ws->finished, ws->epoch, memory_order_release);
+    atomic_store_explicit(&ws->own->words->finished, ws->epoch, memory_order_release);
 }
 
 static void run_combine(void *argument, int32_t thread, int32_t threads) {
@@ -431,8 +441,8 @@ static void run_combine(void *argument, int32_t thread, int32_t threads) {
         const uint16_t *routes[MM_MAX_TOPK];
         int32_t n = 0;
         for (int32_t slot = 0; slot < topk; slot++)
-            if (ws->ids[(int64_t)t * topk + slot] >= 0)
-                routes[n++] = ws->results + ((int64_t)t * topk + slot) * ws->results_stride;
+            if (ws->own->ids[(int64_t)t * topk + slot] >= 0)
+                routes[n++] = ws->own->results + ((int64_t)t * topk + slot) * ws->results_stride;
         ws->device->kernels->combine(routes, n, ws->shape.hidden,
                                      mm_view_row(work->y, t, ws->shape.hidden));
     }

@@ -22,6 +22,7 @@
 
 #include "base/device.h"
 #include "base/memory.h"
+#include "comm/symmetric.h"
 #include "cpu/kernels.h"
 #include "megamoe/layer.h"
 #include "plan/placement.h"
@@ -63,38 +64,60 @@ typedef struct mm_publication {
     megamoe_workspace_detail error; /* status MEGAMOE_OK if the batch is good */
     uint64_t layer;                 /* mm_cpu_layer.key */
     int64_t tokens;
-    int32_t *counts; /* [physical]: routes to each */
 } mm_publication;
+
+/* What orders the ranks; at the beginning of a window. */
+typedef struct mm_cpu_words {
+    _Alignas(MM_CACHE_LINE) _Atomic uint64_t published;
+    _Alignas(MM_CACHE_LINE) _Atomic uint64_t finished;
+    _Alignas(MM_CACHE_LINE) mm_publication publications[2];
+} mm_cpu_words;
+
+/* Words of one process are read by others. */
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "64-bit atomics need no lock");
+
+/*
+ * What ranks read and write of each other lies in one range of memory for each rank, at the same
+ * offsets in all: its window. X(name, type, part, rows, columns); a batch has capacity.tokens rows.
+ */
+#define MM_CPU_WINDOW(X)                                                                           \
+    X(words, mm_cpu_words, WORK, 1, 1)                                                             \
+    X(counts, int32_t, WORK, 2, physical) /* by publication: routes to each physical expert */     \
+    X(codes, uint8_t, BATCH, tokens, codes_stride)                                                 \
+    X(token_scale, float, BATCH, tokens, 1)                                                        \
+    X(token_factor, float, BATCH, tokens, 1)                                                       \
+    X(blocks, uint8_t, BATCH, tokens, blocks_stride)    /* MEGAMOE_SCALE_BLOCK */                  \
+    X(block_scale, float, BATCH, tokens, blocks_stride) /* MEGAMOE_SCALE_BLOCK_F32 */              \
+    X(ids, int32_t, BATCH, tokens, topk)                                                           \
+    X(weights, float, BATCH, tokens, topk)                                                         \
+    X(results, uint16_t, RESULTS, tokens *topk, results_stride) /* rows that experts return */
+
+/* Where a rank's window is in this process. */
+typedef struct mm_cpu_window {
+#define X(name, type, part, rows, columns) type *name;
+    MM_CPU_WINDOW(X)
+#undef X
+} mm_cpu_window;
 
 typedef struct mm_cpu_workspace {
     megamoe_shape shape;
     megamoe_capacity capacity;
     int32_t rank, ranks;
     megamoe_device *device;
-    struct mm_cpu_workspace **peers; /* [ranks], this one included; set once all have met */
+    mm_symmetric memory;    /* of the windows */
+    mm_cpu_window *windows; /* [ranks]; those of others are set once all have met */
+    mm_cpu_window *own;
 
-    /* The staged batch: [capacity.tokens] rows. */
+    /* The staged batch is in the own window. */
     int64_t tokens;
-    uint8_t *codes;
-    int64_t codes_stride;
-    float *token_scale, *token_factor;
-    uint8_t *blocks;       /* MEGAMOE_SCALE_BLOCK */
-    float *block_scale;    /* MEGAMOE_SCALE_BLOCK_F32 */
-    int32_t blocks_stride; /* ceil(hidden / 128) */
-    int32_t *ids;
-    float *weights;
+    int64_t codes_stride, results_stride;
+    int32_t blocks_stride;                 /* ceil(hidden / 128) */
     megamoe_workspace_detail staged_error; /* an id or scale out of range in the batch */
 
-    uint16_t *results; /* [capacity.tokens * topk][results_stride]: rows that experts return */
-    int64_t results_stride;
-
     uint64_t epoch; /* of the last forward that was begun */
-    mm_publication publications[2];
-    _Alignas(MM_CACHE_LINE) _Atomic uint64_t published;
-    _Alignas(MM_CACHE_LINE) _Atomic uint64_t finished;
 
     /* Routes received: sorted by expert, then rank, token and slot. */
-    _Alignas(MM_CACHE_LINE) int64_t received;
+    int64_t received;
     int64_t *segments; /* [physical + 1]: first route of each local expert */
     int64_t *next;     /* [physical] */
     mm_route *pool;    /* [capacity.pool_rows] */
@@ -112,16 +135,32 @@ typedef struct mm_cpu_workspace {
     struct mm_scratch *scratch; /* [threads] */
     struct mm_range *ranges;    /* [threads] */
 
-    size_t reserved_bytes;
+    size_t reserved_bytes; /* the window included */
     struct mm_reservation *reservations;
 } mm_cpu_workspace;
 
 /* shape and capacity are checked and have their defaults filled in. */
 MEGAMOE_CHECKED megamoe_status mm_cpu_workspace_open(const megamoe_shape *shape,
-                                                     const megamoe_capacity *capacity, int32_t rank,
-                                                     int32_t ranks, megamoe_device *device,
+                                                     const megamoe_capacity *capacity,
+                                                     const megamoe_comm *comm,
+                                                     megamoe_device *device,
                                                      mm_cpu_workspace **workspace);
 void mm_cpu_workspace_close(mm_cpu_workspace *workspace);
+
+/* What all other ranks need to know of a workspace. */
+typedef struct mm_cpu_card {
+    uint64_t window; /* its address in the process of the rank */
+    uint64_t bytes;
+} mm_cpu_card;
+
+mm_cpu_card mm_cpu_workspace_card(const mm_cpu_workspace *workspace);
+
+/*
+ * Once all ranks have opened theirs, alike; collective where they are processes. cards[r] is rank
+ * r's. Errors as mm_symmetric_meet.
+ */
+MEGAMOE_CHECKED megamoe_status mm_cpu_workspace_meet(mm_cpu_workspace *workspace,
+                                                     megamoe_comm *comm, const mm_cpu_card *cards);
 
 /* What the reserved bytes are for: false where there is no part of that index. */
 bool mm_cpu_workspace_part(const mm_cpu_workspace *workspace, int32_t index, const char **what,

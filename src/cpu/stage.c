@@ -43,13 +43,15 @@ static void quantize(void *argument, int32_t thread, int32_t threads) {
     int32_t t;
     while ((t = mm_ranges_take(ws->ranges, thread, threads)) >= 0) {
         const uint16_t *x = mm_view_row(staging->x, t, hidden);
-        uint8_t *codes = ws->codes + (int64_t)t * ws->codes_stride;
-        ws->token_scale[t] = 1.0f;
-        ws->token_factor[t] = 1.0f;
+        uint8_t *codes = ws->own->codes + (int64_t)t * ws->codes_stride;
+        ws->own->token_scale[t] = 1.0f;
+        ws->own->token_factor[t] = 1.0f;
         if (ws->shape.input_scale == MEGAMOE_SCALE_TOKEN)
-            kernels->quantize_token(x, hidden, codes, &ws->token_scale[t], &ws->token_factor[t]);
+            kernels->quantize_token(x, hidden, codes, &ws->own->token_scale[t],
+                                    &ws->own->token_factor[t]);
         else
-            kernels->quantize_blocks(x, hidden, codes, ws->blocks + (int64_t)t * ws->blocks_stride);
+            kernels->quantize_blocks(x, hidden, codes,
+                                     ws->own->blocks + (int64_t)t * ws->blocks_stride);
     }
 }
 
@@ -62,8 +64,8 @@ void mm_cpu_stage(mm_cpu_workspace *ws, const megamoe_view *x, const megamoe_vie
             const int64_t id = mm_view_integer(topk_ids, t, slot, topk);
             if (id < -1 || id >= ws->shape.experts)
                 record(ws, t, slot, id);
-            ws->ids[t * topk + slot] = (int32_t)id;
-            ws->weights[t * topk + slot] = mm_view_float(topk_weights, t, slot, topk);
+            ws->own->ids[t * topk + slot] = (int32_t)id;
+            ws->own->weights[t * topk + slot] = mm_view_float(topk_weights, t, slot, topk);
         }
     struct staging staging = {ws, x};
     mm_ranges_set(ws->ranges, mm_pool_threads(ws->device->pool), (int32_t)n_tokens);
@@ -75,20 +77,21 @@ void mm_cpu_workspace_views(const mm_cpu_workspace *ws, megamoe_workspace_views 
     const int64_t tokens = ws->capacity.tokens;
     const int32_t topk = ws->shape.topk;
     *views = (megamoe_workspace_views){
-        .codes = {ws->codes, MEGAMOE_DTYPE_E4M3, tokens, ws->codes_stride},
-        .topk_ids = {ws->ids, MEGAMOE_DTYPE_I32, tokens, topk},
-        .topk_weights = {ws->weights, MEGAMOE_DTYPE_F32, tokens, topk},
+        .codes = {ws->own->codes, MEGAMOE_DTYPE_E4M3, tokens, ws->codes_stride},
+        .topk_ids = {ws->own->ids, MEGAMOE_DTYPE_I32, tokens, topk},
+        .topk_weights = {ws->own->weights, MEGAMOE_DTYPE_F32, tokens, topk},
     };
     switch (ws->shape.input_scale) {
     case MEGAMOE_SCALE_TOKEN:
-        views->scales = (megamoe_view){ws->token_scale, MEGAMOE_DTYPE_F32, tokens, 1};
+        views->scales = (megamoe_view){ws->own->token_scale, MEGAMOE_DTYPE_F32, tokens, 1};
         break;
     case MEGAMOE_SCALE_BLOCK:
-        views->scales = (megamoe_view){ws->blocks, MEGAMOE_DTYPE_E8M0, tokens, ws->blocks_stride};
+        views->scales =
+            (megamoe_view){ws->own->blocks, MEGAMOE_DTYPE_E8M0, tokens, ws->blocks_stride};
         break;
     case MEGAMOE_SCALE_BLOCK_F32:
         views->scales =
-            (megamoe_view){ws->block_scale, MEGAMOE_DTYPE_F32, tokens, ws->blocks_stride};
+            (megamoe_view){ws->own->block_scale, MEGAMOE_DTYPE_F32, tokens, ws->blocks_stride};
         break;
     }
 }
@@ -98,17 +101,17 @@ void mm_cpu_commit_staged(mm_cpu_workspace *ws, int64_t n_tokens) {
     ws->staged_error.status = MEGAMOE_OK;
     for (int64_t t = 0; t < n_tokens; t++) {
         for (int32_t slot = 0; slot < shape->topk; slot++) {
-            const int32_t id = ws->ids[t * shape->topk + slot];
+            const int32_t id = ws->own->ids[t * shape->topk + slot];
             if (id < -1 || id >= shape->experts)
                 record(ws, t, slot, id);
         }
-        ws->token_factor[t] = 1.0f;
+        ws->own->token_factor[t] = 1.0f;
         if (shape->input_scale == MEGAMOE_SCALE_TOKEN)
             continue;
-        ws->token_scale[t] = 1.0f;
+        ws->own->token_scale[t] = 1.0f;
         for (int32_t b = 0; shape->input_scale == MEGAMOE_SCALE_BLOCK && b < ws->blocks_stride;
              b++) {
-            const int32_t byte = ws->blocks[t * ws->blocks_stride + b];
+            const int32_t byte = ws->own->blocks[t * ws->blocks_stride + b];
             const int32_t exponent = byte - MM_BLOCK_BYTE_ZERO;
             if (exponent < MM_BLOCK_EXPONENT_MIN || exponent > MM_BLOCK_EXPONENT_MAX)
                 record(ws, t, -1, byte);

@@ -62,22 +62,40 @@ static void *reserve_routes(mm_cpu_workspace *ws, int32_t part, int64_t columns,
     return reserve_buffer(ws, part, ws->capacity.pool_rows, columns, size, true);
 }
 
-static bool reserve_batch(mm_cpu_workspace *ws) {
-    const int64_t tokens = ws->capacity.tokens;
-    const int32_t topk = ws->shape.topk;
-    ws->codes_stride = (int64_t)mm_round_up((size_t)ws->shape.hidden, MM_CACHE_LINE);
-    ws->results_stride = ws->codes_stride;
-    ws->blocks_stride = (int32_t)mm_ceil_div(ws->shape.hidden, MM_BLOCK);
-    ws->codes = reserve(ws, PART_BATCH, tokens, ws->codes_stride, 1);
-    ws->token_scale = reserve(ws, PART_BATCH, tokens, 1, sizeof(float));
-    ws->token_factor = reserve(ws, PART_BATCH, tokens, 1, sizeof(float));
-    ws->blocks = reserve(ws, PART_BATCH, tokens, ws->blocks_stride, 1);
-    ws->block_scale = reserve(ws, PART_BATCH, tokens, ws->blocks_stride, sizeof(float));
-    ws->ids = reserve(ws, PART_BATCH, tokens, topk, sizeof(int32_t));
-    ws->weights = reserve(ws, PART_BATCH, tokens, topk, sizeof(float));
-    ws->results = reserve(ws, PART_RESULTS, tokens * topk, ws->results_stride, sizeof(uint16_t));
-    return ws->codes && ws->token_scale && ws->token_factor && ws->blocks && ws->block_scale &&
-           ws->ids && ws->weights && ws->results;
+/*
+ * Lays a window out from `base` on, each array on cache lines of its own. Returns its bytes, of
+ * which the arrays of `part` have *part_bytes.
+ */
+static size_t lay_out(const mm_cpu_workspace *ws, uintptr_t base, mm_cpu_window *window,
+                      int32_t part, size_t *part_bytes) {
+    const size_t tokens = (size_t)ws->capacity.tokens, topk = (size_t)ws->shape.topk;
+    const size_t physical = (size_t)ws->shape.physical_experts;
+    const size_t codes_stride = (size_t)ws->codes_stride;
+    const size_t results_stride = (size_t)ws->results_stride;
+    const size_t blocks_stride = (size_t)ws->blocks_stride;
+    size_t offset = 0, bytes = 0;
+    *part_bytes = 0;
+#define X(name, type, of, rows, columns)                                                           \
+    bytes = mm_round_up((rows) * (columns) * sizeof(type), MM_CACHE_LINE);                         \
+    window->name = (type *)(base + offset);                                                        \
+    offset += bytes;                                                                               \
+    *part_bytes += part == PART_##of ? bytes : 0;
+    MM_CPU_WINDOW(X)
+#undef X
+    return offset;
+}
+
+/* Bytes of a window, or of a part of it. The bounds of shapes and capacities keep them in range. */
+static size_t window_bytes(const mm_cpu_workspace *ws, int32_t part) {
+    mm_cpu_window window;
+    size_t part_bytes;
+    const size_t bytes = lay_out(ws, 0, &window, part, &part_bytes);
+    return part == PART_COUNT ? bytes : part_bytes;
+}
+
+static void find_window(mm_cpu_workspace *ws, int32_t rank, const uint8_t *base) {
+    size_t unused;
+    (void)lay_out(ws, (uintptr_t)base, &ws->windows[rank], PART_COUNT, &unused);
 }
 
 static bool reserve_pool(mm_cpu_workspace *ws) {
@@ -88,8 +106,6 @@ static bool reserve_pool(mm_cpu_workspace *ws) {
     const int64_t units =
         mm_max(mm_fc1_units((int32_t)mm_ceil_div(ws->shape.intermediate, MM_TILE_HALF)),
                mm_fc2_units((int32_t)mm_ceil_div(ws->shape.hidden, MM_TILE_ROWS)));
-    for (int parity = 0; parity < 2; parity++)
-        ws->publications[parity].counts = reserve(ws, PART_WORK, physical, 1, sizeof(int32_t));
     ws->segments = reserve(ws, PART_WORK, physical + 1, 1, sizeof(int64_t));
     ws->next = reserve(ws, PART_WORK, physical, 1, sizeof(int64_t));
     ws->pool = reserve_routes(ws, PART_ROUTES, 1, sizeof(mm_route));
@@ -106,14 +122,21 @@ static bool reserve_pool(mm_cpu_workspace *ws) {
         reserve_routes(ws, PART_FC1_INPUT, mm_ceil_div(hidden_k, MM_CHUNK_K), sizeof(float));
     ws->fc2_chunk_scale =
         reserve_routes(ws, PART_FC2_INPUT, mm_ceil_div(intermediate_k, MM_CHUNK_K), sizeof(float));
-    return ws->publications[0].counts && ws->publications[1].counts && ws->segments && ws->next &&
-           ws->pool && ws->route_scale && ws->route_factor && ws->route_weight && ws->panels &&
-           ws->panel_starts && ws->active && ws->tasks && ws->fc1_panels && ws->fc2_panels &&
-           ws->fc1_chunk_scale && ws->fc2_chunk_scale;
+    return ws->segments && ws->next && ws->pool && ws->route_scale && ws->route_factor &&
+           ws->route_weight && ws->panels && ws->panel_starts && ws->active && ws->tasks &&
+           ws->fc1_panels && ws->fc2_panels && ws->fc1_chunk_scale && ws->fc2_chunk_scale;
+}
+
+static bool reserve_all(mm_cpu_workspace *ws) {
+    const int32_t threads = mm_pool_threads(ws->device->pool);
+    ws->windows = mm_alloc((size_t)ws->ranks * sizeof *ws->windows);
+    ws->scratch = reserve(ws, PART_WORK, threads, 1, sizeof(struct mm_scratch));
+    ws->ranges = reserve(ws, PART_WORK, threads, 1, sizeof(struct mm_range));
+    return ws->windows && ws->scratch && ws->ranges && reserve_pool(ws);
 }
 
 megamoe_status mm_cpu_workspace_open(const megamoe_shape *shape, const megamoe_capacity *capacity,
-                                     int32_t rank, int32_t ranks, megamoe_device *device,
+                                     const megamoe_comm *comm, megamoe_device *device,
                                      mm_cpu_workspace **workspace) {
     *workspace = NULL;
     mm_cpu_workspace *ws = mm_alloc(sizeof *ws);
@@ -121,21 +144,53 @@ megamoe_status mm_cpu_workspace_open(const megamoe_shape *shape, const megamoe_c
         return mm_fail(MEGAMOE_ENOMEM, "workspace: out of memory");
     ws->shape = *shape;
     ws->capacity = *capacity;
-    ws->rank = rank;
-    ws->ranks = ranks;
+    ws->rank = megamoe_comm_rank(comm);
+    ws->ranks = megamoe_comm_size(comm);
     ws->device = device;
-    const int32_t threads = mm_pool_threads(device->pool);
-    ws->peers = mm_alloc((size_t)ranks * sizeof(struct mm_cpu_workspace *));
-    ws->scratch = reserve(ws, PART_WORK, threads, 1, sizeof(struct mm_scratch));
-    ws->ranges = reserve(ws, PART_WORK, threads, 1, sizeof(struct mm_range));
-    if (!ws->peers || !ws->scratch || !ws->ranges || !reserve_batch(ws) || !reserve_pool(ws)) {
+    ws->codes_stride = (int64_t)mm_round_up((size_t)ws->shape.hidden, MM_CACHE_LINE);
+    ws->results_stride = ws->codes_stride;
+    ws->blocks_stride = (int32_t)mm_ceil_div(ws->shape.hidden, MM_BLOCK);
+    const megamoe_status status =
+        reserve_all(ws) ? mm_symmetric_open(comm, window_bytes(ws, PART_COUNT), &ws->memory)
+                        : mm_fail(MEGAMOE_ENOMEM,
+                                  "workspace of %lld tokens and %lld pool rows: out of address "
+                                  "space",
+                                  (long long)capacity->tokens, (long long)capacity->pool_rows);
+    if (status != MEGAMOE_OK) {
         mm_cpu_workspace_close(ws);
-        return mm_fail(MEGAMOE_ENOMEM,
-                       "workspace of %lld tokens and %lld pool rows: out of address space",
-                       (long long)capacity->tokens, (long long)capacity->pool_rows);
+        return status;
     }
+    ws->reserved_bytes += ws->memory.bytes;
+    ws->own = &ws->windows[ws->rank];
+    find_window(ws, ws->rank, ws->memory.own);
     *workspace = ws;
     return MEGAMOE_OK;
+}
+
+mm_cpu_card mm_cpu_workspace_card(const mm_cpu_workspace *workspace) {
+    return (mm_cpu_card){(uint64_t)(uintptr_t)workspace->memory.own, workspace->memory.bytes};
+}
+
+megamoe_status mm_cpu_workspace_meet(mm_cpu_workspace *workspace, megamoe_comm *comm,
+                                     const mm_cpu_card *cards) {
+    mm_cpu_workspace *ws = workspace;
+    uint64_t *own = mm_alloc((size_t)ws->ranks * sizeof *own);
+    uint8_t **ranges = mm_alloc((size_t)ws->ranks * sizeof(uint8_t *));
+    megamoe_status status;
+    if (!own || !ranges) {
+        megamoe_comm_abort(comm); /* the others wait for this rank */
+        status = mm_fail(MEGAMOE_ENOMEM, "workspace: out of memory");
+        goto done;
+    }
+    for (int32_t r = 0; r < ws->ranks; r++)
+        own[r] = cards[r].window;
+    MM_TRY_GOTO(mm_symmetric_meet(comm, &ws->memory, own, ranges), done);
+    for (int32_t r = 0; r < ws->ranks; r++)
+        find_window(ws, r, ranges[r]);
+done:
+    free(own);
+    free((void *)ranges);
+    return status;
 }
 
 void mm_cpu_workspace_close(mm_cpu_workspace *workspace) {
@@ -147,7 +202,8 @@ void mm_cpu_workspace_close(mm_cpu_workspace *workspace) {
         free(r);
         r = next;
     }
-    free(workspace->peers);
+    mm_symmetric_close(&workspace->memory);
+    free(workspace->windows);
     free(workspace);
 }
 
@@ -161,7 +217,7 @@ bool mm_cpu_workspace_part(const mm_cpu_workspace *workspace, int32_t index, con
     if (index < 0 || index >= PART_COUNT)
         return false;
     *what = texts[index];
-    *bytes = 0;
+    *bytes = window_bytes(workspace, index);
     for (const struct mm_reservation *r = workspace->reservations; r; r = r->next)
         if (r->part == index)
             *bytes += r->bytes;
@@ -173,6 +229,7 @@ void mm_cpu_prewarm(const mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
      * arrives, twice that covers most routings. */
     const int64_t expected =
         mm_min(ws->capacity.pool_rows, 2 * ws->capacity.tokens * (int64_t)ws->shape.topk);
+    mm_populate(ws->memory.own, ws->memory.bytes, true);
     for (const struct mm_reservation *r = ws->reservations; r; r = r->next) {
         const size_t row_bytes = r->bytes / (size_t)ws->capacity.pool_rows;
         mm_populate(r->memory, r->by_route ? row_bytes * (size_t)expected : r->bytes, true);

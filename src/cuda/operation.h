@@ -50,9 +50,17 @@ MEGAMOE_CHECKED megamoe_status mm_cuda_workspace_open(const megamoe_shape *shape
                                                       mm_cuda_workspace **workspace);
 void mm_cuda_workspace_close(mm_cuda_workspace *workspace);
 
-/* Once all ranks have opened theirs: peers[r] is rank r's, this one included. */
+/* What all other ranks need to know of a workspace. */
+typedef struct mm_cuda_card {
+    uint64_t window; /* device memory */
+    int32_t ordinal; /* of the GPU */
+} mm_cuda_card;
+
+mm_cuda_card mm_cuda_workspace_card(const mm_cuda_workspace *workspace);
+
+/* Once all ranks have opened theirs: cards[r] is rank r's, this one's included. */
 MEGAMOE_CHECKED megamoe_status mm_cuda_workspace_meet(mm_cuda_workspace *workspace,
-                                                      mm_cuda_workspace *const *peers);
+                                                      const mm_cuda_card *cards);
 
 uint64_t mm_cuda_workspace_bytes(const mm_cuda_workspace *workspace);
 /* What these bytes are for: false where there is no part of that index. */

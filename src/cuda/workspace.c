@@ -99,17 +99,20 @@ static megamoe_status upload_windows(mm_cuda_workspace *ws) {
     return MEGAMOE_OK;
 }
 
-megamoe_status mm_cuda_workspace_meet(mm_cuda_workspace *workspace,
-                                      mm_cuda_workspace *const *peers) {
+mm_cuda_card mm_cuda_workspace_card(const mm_cuda_workspace *workspace) {
+    return (mm_cuda_card){.window = workspace->window, .ordinal = workspace->device->ordinal};
+}
+
+megamoe_status mm_cuda_workspace_meet(mm_cuda_workspace *workspace, const mm_cuda_card *cards) {
     mm_cuda_workspace *ws = workspace;
     for (int32_t r = 0; r < ws->ranks; r++) {
-        if (peers[r]->device->ordinal != ws->device->ordinal)
+        if (cards[r].ordinal != ws->device->ordinal)
             return mm_fail(
                 MEGAMOE_EUNSUPPORTED,
                 "workspace: rank %d is on cuda:%d and rank %d on cuda:%d; the ranks of a "
                 "communicator share one GPU",
-                ws->rank, ws->device->ordinal, r, peers[r]->device->ordinal);
-        ws->windows[r] = peers[r]->window;
+                ws->rank, ws->device->ordinal, r, cards[r].ordinal);
+        ws->windows[r] = cards[r].window;
     }
     CUcontext previous;
     MM_TRY(mm_cuda_enter(ws->device, &previous));

@@ -73,9 +73,21 @@ static int64_t now_ms(void) {
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* Ends the forward that waits for `rank`, or was not begun because of an abort (-1). */
+/*
+ * Ends the forward, which waits for `waited`, or was not begun (-1): MEGAMOE_EPEER where a rank is
+ * lost, for what mm_comm_cause says or because `waited` has closed its communicator.
+ */
 static megamoe_status die(megamoe_workspace *ws, megamoe_status status, uint64_t epoch,
-                          megamoe_phase phase, int32_t rank) {
+                          megamoe_phase phase, int32_t waited) {
+    char cause[MM_COMM_CAUSE_BYTES] = "the deadline has passed";
+    int32_t rank = waited;
+    if (status == MEGAMOE_EPEER) {
+        rank = mm_comm_cause(ws->comm, cause);
+        if (rank < 0) {
+            rank = waited;
+            snprintf(cause, sizeof cause, "it has closed its communicator");
+        }
+    }
     megamoe_workspace_detail detail = {.struct_size = sizeof detail,
                                        .status = status,
                                        .phase = phase,
@@ -84,38 +96,49 @@ static megamoe_status die(megamoe_workspace *ws, megamoe_status status, uint64_t
                                        .token = -1,
                                        .slot = -1};
     char waiting[32] = "";
-    if (rank >= 0)
-        snprintf(waiting, sizeof waiting, "waiting for rank %d: ", rank);
+    if (waited >= 0)
+        snprintf(waiting, sizeof waiting, "waiting for rank %d: ", waited);
     snprintf(detail.message, sizeof detail.message, "forward %" PRIu64 ", rank %d, %s: %s%s", epoch,
              megamoe_comm_rank(ws->comm), phase == MEGAMOE_PHASE_COUNT ? "counting" : "experts",
-             waiting, status == MEGAMOE_EPEER ? "a rank has aborted" : "the deadline has passed");
+             waiting, cause);
     mm_workspace_die(ws, &detail);
     return mm_fail(status, "%s", detail.message);
 }
 
+/* A rank that is late by this much will not come in a moment: its core may serve others. */
+enum { NAP_AFTER_MS = 3, NAP_NS = 50000, SPINS_PER_LOOK = 64 };
+
 /*
- * Waits until every rank's word has reached this epoch; the workspace is dead if that fails.
- * After an abort peers may be gone, so their words are not looked at.
+ * Waits until every rank's word has reached this epoch; the workspace is dead if that fails. After
+ * an abort the memory of ranks of this process may be gone, so their words are not looked at.
  */
 static megamoe_status await(megamoe_workspace *ws, bool published, megamoe_phase phase) {
-    enum { SPINS_PER_LOOK = 64 };
     const mm_cpu_workspace *cpu = ws->cpu;
     if (mm_comm_aborted(ws->comm))
         return die(ws, MEGAMOE_EPEER, cpu->epoch, phase, -1);
-    int64_t deadline = 0;
+    int64_t begun = 0;
     uint32_t spins = 0;
     for (int32_t r = 0; r < cpu->ranks; r++) {
-        const mm_cpu_workspace *peer = cpu->peers[r];
-        const _Atomic uint64_t *word = published ? &peer->published : &peer->finished;
+        const mm_cpu_words *words = cpu->windows[r].words;
+        const _Atomic uint64_t *word = published ? &words->published : &words->finished;
         while (atomic_load_explicit(word, memory_order_acquire) < cpu->epoch) {
             mm_relax(spins++);
             if (spins % SPINS_PER_LOOK)
                 continue;
             const int64_t now = now_ms();
-            deadline = deadline ? deadline : now + ws->capacity.deadline_ms;
-            const bool aborted = mm_comm_aborted(ws->comm);
-            if (aborted || now > deadline)
-                return die(ws, aborted ? MEGAMOE_EPEER : MEGAMOE_ETIMEDOUT, cpu->epoch, phase, r);
+            begun = begun ? begun : now;
+            if (mm_comm_aborted(ws->comm))
+                return die(ws, MEGAMOE_EPEER, cpu->epoch, phase, r);
+            /* What it stored before it closed is seen by now. */
+            if (mm_comm_closed(ws->comm, r) &&
+                atomic_load_explicit(word, memory_order_acquire) < cpu->epoch)
+                return die(ws, MEGAMOE_EPEER, cpu->epoch, phase, r);
+            if (now - begun > ws->capacity.deadline_ms)
+                return die(ws, MEGAMOE_ETIMEDOUT, cpu->epoch, phase, r);
+            if (now - begun > NAP_AFTER_MS) {
+                nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+                spins = SPINS_PER_LOOK - 1;
+            }
         }
     }
     return MEGAMOE_OK;
@@ -186,7 +209,7 @@ static megamoe_status check_group(const megamoe_forward_call *calls, int32_t n) 
                 i, n, rank, ranks);
         MM_TRY(mm_workspace_meet(calls[i].workspace));
         for (int32_t r = 0; r < n; r++)
-            if (calls[i].workspace->peers[r] != calls[r].workspace)
+            if (calls[i].workspace->peers[r] != (uint64_t)(uintptr_t)calls[r].workspace)
                 return mm_fail(MEGAMOE_EINVAL,
                                "megamoe_forward_group: the workspaces of ranks %d and %d were not "
                                "created together",

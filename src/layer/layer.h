@@ -31,11 +31,12 @@ struct megamoe_workspace {
     megamoe_device *device;
     megamoe_shape shape;
     megamoe_capacity capacity;
-    mm_cpu_workspace *cpu;     /* one of the two */
-    mm_cuda_workspace *cuda;   /* where device->cuda is set */
-    mm_abort_watch watch;      /* CUDA: passes an abort on to the kernels */
-    mm_meeting *meeting;       /* of folded ranks, which may meet later; else NULL */
-    megamoe_workspace **peers; /* [ranks], this one included; set once all have met and agree */
+    mm_cpu_workspace *cpu;   /* one of the two */
+    mm_cuda_workspace *cuda; /* where device->cuda is set */
+    mm_abort_watch watch;    /* CUDA: passes an abort on to the kernels */
+    mm_meeting *meeting;     /* of folded ranks, which may meet later; else NULL */
+    uint64_t *peers; /* [ranks]: addresses of their workspaces, which tell whether they belong
+                        together; set once all have met and agree */
     bool met;
     int64_t tokens; /* of the staged batch; -1: none */
     bool dead;      /* after a deadline or an abort */

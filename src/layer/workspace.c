@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "comm/outcome.h"
 #include "layer/layer.h"
 
 enum {
@@ -26,7 +27,14 @@ static megamoe_status check_range(const char *name, int64_t value, int64_t least
 }
 
 /* Of the backend whose kernels have them. */
-static megamoe_status check_cuda_limits(const megamoe_shape *shape, bool folded, int32_t ranks) {
+static megamoe_status check_cuda_limits(const megamoe_shape *shape, const megamoe_comm *comm) {
+    const int32_t ranks = megamoe_comm_size(comm);
+    const bool folded = mm_comm_folded(comm);
+    if (mm_comm_in_processes(comm) && ranks > 1)
+        return mm_fail(MEGAMOE_EUNSUPPORTED,
+                       "workspace: %d ranks are processes; on CUDA devices "
+                       "ranks are threads of one process or folded",
+                       ranks);
     const int32_t most = folded ? MM_CUDA_FOLDED_MAX : MM_CUDA_RANKS_MAX;
     if (ranks > most)
         return mm_fail(MEGAMOE_EINVAL, "workspace: %d %sranks; on CUDA devices there are 1..%d",
@@ -56,7 +64,7 @@ static megamoe_status complete(megamoe_shape *shape, megamoe_capacity *capacity,
     MM_TRY(check_range("shape.physical_experts", shape->physical_experts, shape->experts,
                        MAX_EXPERTS));
     if (cuda)
-        MM_TRY(check_cuda_limits(shape, mm_comm_folded(comm), ranks));
+        MM_TRY(check_cuda_limits(shape, comm));
     MM_TRY(check_range("capacity.tokens", capacity->tokens, 1, MAX_TOKENS));
     /* On the CPU rows that nobody uses cost address space only. */
     const int64_t shares = cuda ? mm_min(ranks, 2) : ranks;
@@ -66,6 +74,31 @@ static megamoe_status complete(megamoe_shape *shape, megamoe_capacity *capacity,
     if (!capacity->deadline_ms)
         capacity->deadline_ms = DEFAULT_DEADLINE_MS;
     return check_range("capacity.deadline_ms", capacity->deadline_ms, 1, INT32_MAX);
+}
+
+/* What a rank brings to the collective creation. */
+struct card {
+    mm_outcome outcome;
+    bool on_cuda;
+    megamoe_shape shape;
+    megamoe_capacity capacity;
+    uint64_t workspace; /* its address */
+    union {
+        mm_cpu_card cpu;
+        mm_cuda_card cuda;
+    };
+};
+
+static struct card card_of(const megamoe_workspace *ws) {
+    struct card card = {.on_cuda = ws->cuda,
+                        .shape = ws->shape,
+                        .capacity = ws->capacity,
+                        .workspace = (uint64_t)(uintptr_t)ws};
+    if (ws->cuda)
+        card.cuda = mm_cuda_workspace_card(ws->cuda);
+    else
+        card.cpu = mm_cpu_workspace_card(ws->cpu);
+    return card;
 }
 
 /* X(struct, field): what must be the same on all ranks. */
@@ -79,13 +112,12 @@ static megamoe_status complete(megamoe_shape *shape, megamoe_capacity *capacity,
     X(capacity, tokens)                                                                            \
     X(capacity, pool_rows)
 
-static megamoe_status compare(const megamoe_workspace *first, const megamoe_workspace *other,
-                              int32_t rank) {
-    if (!first->cuda != !other->cuda)
+static megamoe_status compare(const struct card *first, const struct card *other, int32_t rank) {
+    if (first->on_cuda != other->on_cuda)
         return mm_fail(MEGAMOE_EINVAL,
                        "workspace: the device is \"%s\" on rank 0 and \"%s\" on rank %d; all ranks "
                        "need the same kind",
-                       first->cuda ? "cuda" : "cpu", other->cuda ? "cuda" : "cpu", rank);
+                       first->on_cuda ? "cuda" : "cpu", other->on_cuda ? "cuda" : "cpu", rank);
 #define X(part, field)                                                                             \
     if (first->part.field != other->part.field)                                                    \
         return mm_fail(MEGAMOE_EINVAL,                                                             \
@@ -94,30 +126,49 @@ static megamoe_status compare(const megamoe_workspace *first, const megamoe_work
                        (int64_t)first->part.field, (int64_t)other->part.field, rank);
     SHARED_FIELDS(X)
 #undef X
+    if (!first->on_cuda && first->cpu.bytes != other->cpu.bytes)
+        return mm_fail(MEGAMOE_EINVAL,
+                       "workspace: its layout has %" PRIu64 " shared bytes on rank 0 and %" PRIu64
+                       " on rank %d; all ranks need the same build of the library",
+                       first->cpu.bytes, other->cpu.bytes, rank);
     return MEGAMOE_OK;
 }
 
-static megamoe_status meet_on_cuda(const megamoe_workspace *ws) {
-    mm_cuda_workspace *peers[MM_CUDA_RANKS_MAX];
+static megamoe_status meet_on_cuda(const megamoe_workspace *ws, const struct card *cards) {
+    mm_cuda_card peers[MM_CUDA_RANKS_MAX];
     for (int32_t r = 0; r < megamoe_comm_size(ws->comm); r++)
-        peers[r] = ws->peers[r]->cuda;
+        peers[r] = cards[r].cuda;
     return mm_cuda_workspace_meet(ws->cuda, peers);
 }
 
-/* Fills the peers from the parts of the meeting and compares shapes and capacities. */
-static megamoe_status take_peers(megamoe_workspace *ws, void *const *parts) {
+static megamoe_status meet_on_cpu(const megamoe_workspace *ws, const struct card *cards) {
     const int32_t ranks = megamoe_comm_size(ws->comm);
-    for (int32_t r = 0; r < ranks; r++)
-        if (!parts[r])
-            return mm_fail(MEGAMOE_EPEER, "workspace: rank %d could not create its own", r);
-    for (int32_t r = 0; r < ranks; r++) {
-        MM_TRY(compare(parts[0], parts[r], r));
-        ws->peers[r] = parts[r];
+    mm_cpu_card *peers = mm_alloc((size_t)ranks * sizeof *peers);
+    if (!peers) {
+        megamoe_comm_abort(ws->comm); /* the others may wait for this rank */
+        return mm_fail(MEGAMOE_ENOMEM, "workspace: out of memory");
     }
-    if (ws->cuda)
-        MM_TRY(meet_on_cuda(ws));
-    for (int32_t r = 0; r < ranks && ws->cpu; r++)
-        ws->cpu->peers[r] = ws->peers[r]->cpu;
+    for (int32_t r = 0; r < ranks; r++)
+        peers[r] = cards[r].cpu;
+    const megamoe_status status = mm_cpu_workspace_meet(ws->cpu, ws->comm, peers);
+    free(peers);
+    return status;
+}
+
+/* Compares what all have brought, which comes out alike on all ranks. */
+static megamoe_status compare_all(const megamoe_comm *comm, const struct card *cards) {
+    const int32_t rank = megamoe_comm_rank(comm), ranks = megamoe_comm_size(comm);
+    MM_TRY(mm_outcome_of_all("workspace", &cards[0].outcome, sizeof *cards, rank, ranks));
+    for (int32_t r = 1; r < ranks; r++)
+        MM_TRY(compare(&cards[0], &cards[r], r));
+    return MEGAMOE_OK;
+}
+
+/* Makes the memory of all ranks known to this one. */
+static megamoe_status take_peers(megamoe_workspace *ws, const struct card *cards) {
+    MM_TRY(ws->cuda ? meet_on_cuda(ws, cards) : meet_on_cpu(ws, cards));
+    for (int32_t r = 0; r < megamoe_comm_size(ws->comm); r++)
+        ws->peers[r] = cards[r].workspace;
     ws->met = true;
     return MEGAMOE_OK;
 }
@@ -125,10 +176,11 @@ static megamoe_status take_peers(megamoe_workspace *ws, void *const *parts) {
 megamoe_status mm_workspace_meet(megamoe_workspace *ws) {
     if (ws->met)
         return MEGAMOE_OK;
-    void *const *parts = mm_meeting_parts(ws->comm, ws->meeting);
-    if (!parts)
+    const struct card *cards = mm_meeting_parts(ws->comm, ws->meeting);
+    if (!cards)
         return mm_fail(MEGAMOE_ESTATE, "workspace: not all ranks have created theirs");
-    return take_peers(ws, parts);
+    MM_TRY(compare_all(ws->comm, cards));
+    return take_peers(ws, cards);
 }
 
 static void abort_kernels(void *user) {
@@ -137,11 +189,10 @@ static void abort_kernels(void *user) {
 
 /* The backend's part. */
 static megamoe_status open_part(megamoe_workspace *ws) {
-    const int32_t rank = megamoe_comm_rank(ws->comm), ranks = megamoe_comm_size(ws->comm);
     if (!ws->device->cuda)
-        return mm_cpu_workspace_open(&ws->shape, &ws->capacity, rank, ranks, ws->device, &ws->cpu);
-    MM_TRY(mm_cuda_workspace_open(&ws->shape, &ws->capacity, rank, ranks, ws->device->cuda,
-                                  &ws->cuda));
+        return mm_cpu_workspace_open(&ws->shape, &ws->capacity, ws->comm, ws->device, &ws->cpu);
+    MM_TRY(mm_cuda_workspace_open(&ws->shape, &ws->capacity, megamoe_comm_rank(ws->comm),
+                                  megamoe_comm_size(ws->comm), ws->device->cuda, &ws->cuda));
     ws->watch = (mm_abort_watch){.fn = abort_kernels, .user = ws};
     mm_comm_watch(ws->comm, &ws->watch);
     return MEGAMOE_OK;
@@ -164,7 +215,7 @@ static megamoe_status open_local(megamoe_comm *comm, megamoe_device *device,
     MM_TRY_GOTO(mm_take_struct(&ws->capacity, sizeof ws->capacity, capacity, "megamoe_capacity"),
                 fail);
     MM_TRY_GOTO(complete(&ws->shape, &ws->capacity, comm, device->cuda), fail);
-    ws->peers = mm_alloc((size_t)megamoe_comm_size(comm) * sizeof(megamoe_workspace *));
+    ws->peers = mm_alloc((size_t)megamoe_comm_size(comm) * sizeof *ws->peers);
     if (!ws->peers) {
         status = mm_fail(MEGAMOE_ENOMEM, "workspace: out of memory");
         goto fail;
@@ -178,12 +229,26 @@ fail:
 }
 
 /*
- * Every rank brings its workspace, or NULL where it has none, so that all fail together. Ranks read
- * each other's until the meeting ends: nobody closes before.
+ * Ends a collective creation: how the last step went on all ranks. Its end is the moment from which
+ * on deadlines of forwards count.
  */
-static megamoe_status meet_all(megamoe_comm *comm, megamoe_workspace *ws) {
+static megamoe_status share_outcome(megamoe_comm *comm, megamoe_status status) {
+    mm_outcome outcome = {.status = MEGAMOE_OK};
+    mm_outcome_set(&outcome, status);
     mm_meeting *meeting;
-    MM_TRY(mm_meeting_join(comm, ws, &meeting));
+    const megamoe_status joined = mm_meeting_join(comm, &outcome, sizeof outcome, &meeting);
+    if (joined != MEGAMOE_OK) /* this rank's own failure may be what ended it */
+        return status == MEGAMOE_OK ? joined : mm_fail(status, "%s", outcome.message);
+    status = mm_outcome_of_all("workspace", mm_meeting_parts(comm, meeting), sizeof outcome,
+                               megamoe_comm_rank(comm), megamoe_comm_size(comm));
+    mm_meeting_leave(comm, meeting);
+    return status;
+}
+
+/* Every rank comes, also one that could not open its part, so that all fail together. */
+static megamoe_status meet_all(megamoe_comm *comm, megamoe_workspace *ws, const struct card *mine) {
+    mm_meeting *meeting;
+    MM_TRY(mm_meeting_join(comm, mine, sizeof *mine, &meeting));
     if (mm_comm_folded(comm)) {
         if (ws)
             ws->meeting = meeting;
@@ -191,8 +256,11 @@ static megamoe_status meet_all(megamoe_comm *comm, megamoe_workspace *ws) {
             mm_meeting_leave(comm, meeting);
         return MEGAMOE_OK;
     }
-    const megamoe_status status = ws ? take_peers(ws, mm_meeting_parts(comm, meeting)) : MEGAMOE_OK;
-    mm_meeting_end(comm, meeting);
+    const struct card *cards = mm_meeting_parts(comm, meeting);
+    megamoe_status status = compare_all(comm, cards);
+    if (status == MEGAMOE_OK)
+        status = share_outcome(comm, take_peers(ws, cards));
+    mm_meeting_leave(comm, meeting);
     return status;
 }
 
@@ -206,11 +274,11 @@ megamoe_workspace_create(megamoe_comm *comm, megamoe_device *device, const megam
         return mm_fail(MEGAMOE_EINVAL, "megamoe_workspace_create: comm is NULL");
     megamoe_workspace *ws = NULL;
     const megamoe_status opened = open_local(comm, device, shape, capacity, &ws);
-    char message[1024];
-    snprintf(message, sizeof message, "%s", megamoe_last_error());
-    const megamoe_status met = meet_all(comm, ws);
+    struct card card = ws ? card_of(ws) : (struct card){.on_cuda = false};
+    mm_outcome_set(&card.outcome, opened);
+    const megamoe_status met = meet_all(comm, ws, &card);
     if (opened != MEGAMOE_OK)
-        return mm_fail(opened, "%s", message);
+        return mm_fail(opened, "%s", card.outcome.message);
     if (met != MEGAMOE_OK) {
         megamoe_workspace_close(ws);
         return met;

@@ -90,7 +90,6 @@ T_CASE(an_abort_calls_its_watches) {
 struct visitor {
     megamoe_comm *comm;
     int rounds;
-    int values[2];
     int64_t delay_ms;
     bool aborts;
     megamoe_status status;
@@ -108,20 +107,18 @@ static void *meet_often(void *argument) {
     const int32_t rank = megamoe_comm_rank(v->comm);
     t_random random = t_random_start((uint64_t)rank);
     for (int round = 0; round < v->rounds; round++) {
-        /* By turns: one part may still be read while the next meeting forms, not the one after. */
-        int *mine = &v->values[round % 2];
-        *mine = 1000 * round + rank;
+        const int mine = 1000 * round + rank;
         mm_meeting *meeting;
-        if (!T_STATUS(mm_meeting_join(v->comm, mine, &meeting), MEGAMOE_OK))
+        if (!T_STATUS(mm_meeting_join(v->comm, &mine, sizeof mine, &meeting), MEGAMOE_OK))
             return NULL;
-        void *const *parts = mm_meeting_parts(v->comm, meeting);
-        T_CHECK(parts);
-        for (int32_t r = 0; r < RANKS && parts; r++)
-            T_EQ_INT(*(const int *)parts[r], 1000 * round + r);
-        if (round % 3)
-            mm_meeting_leave(v->comm, meeting);
-        else
-            mm_meeting_end(v->comm, meeting);
+        const int *parts = mm_meeting_parts(v->comm, meeting);
+        for (int32_t r = 0; r < RANKS; r++)
+            T_EQ_INT(parts[r], 1000 * round + r);
+        int all[RANKS];
+        if (round % 3 == 0 &&
+            T_STATUS(megamoe_comm_allgather(v->comm, &mine, all, sizeof mine), MEGAMOE_OK))
+            T_EQ_MEM(all, parts, sizeof all);
+        mm_meeting_leave(v->comm, meeting);
         if (t_below(&random, 50) == 0)
             pause_ms(1);
     }
@@ -150,19 +147,20 @@ T_CASE(meetings_of_threads) {
 T_CASE(meetings_of_folded_ranks_do_not_block) {
     megamoe_comm *comms[RANKS];
     mm_meeting *meetings[RANKS][2];
-    int parts[RANKS];
+    int all[RANKS] = {0};
     T_OK(megamoe_comm_folded(RANKS, comms));
+    T_STATUS(megamoe_comm_allgather(comms[0], all, all, sizeof all[0]), MEGAMOE_EINVAL);
     for (int32_t r = 0; r < RANKS; r++)
         for (int i = 0; i < 2; i++) {
-            T_OK(mm_meeting_join(comms[r], &parts[(r + i) % RANKS], &meetings[r][i]));
-            const bool all = r == RANKS - 1;
-            T_CHECK((mm_meeting_parts(comms[r], meetings[r][i]) != NULL) == all);
+            const int mine = 10 * i + r;
+            T_OK(mm_meeting_join(comms[r], &mine, sizeof mine, &meetings[r][i]));
+            T_CHECK((mm_meeting_parts(comms[r], meetings[r][i]) != NULL) == (r == RANKS - 1));
         }
     for (int32_t r = 0; r < RANKS; r++)
         for (int i = 0; i < 2; i++) {
-            void *const *all = mm_meeting_parts(comms[r], meetings[r][i]);
-            T_REQUIRE(all);
-            T_CHECK(all[2] == &parts[(2 + i) % RANKS]);
+            const int *parts = mm_meeting_parts(comms[r], meetings[r][i]);
+            T_REQUIRE(parts);
+            T_EQ_INT(parts[2], 10 * i + 2);
         }
     for (int32_t r = 0; r < RANKS; r++)
         for (int i = 0; i < 2; i++)
@@ -172,55 +170,35 @@ T_CASE(meetings_of_folded_ranks_do_not_block) {
         megamoe_comm_close(comms[r]);
 }
 
-struct brief {
-    megamoe_comm *comm;
-    pthread_t thread;
-};
-
-/* Parts on the stack: they go when all have read them, though a rank aborts meanwhile. */
-static void *meet_and_go(void *argument) {
-    megamoe_comm *comm = ((struct brief *)argument)->comm;
-    const int32_t rank = megamoe_comm_rank(comm);
-    volatile int part = rank;
-    mm_meeting *meeting;
-    if (!T_STATUS(mm_meeting_join(comm, (void *)&part, &meeting), MEGAMOE_OK))
-        return NULL;
-    if (rank == 2)
-        megamoe_comm_abort(comm);
-    if (rank == 3)
-        pause_ms(5);
-    void *const *parts = mm_meeting_parts(comm, meeting);
-    for (int32_t r = 0; r < RANKS; r++)
-        T_EQ_INT(*(volatile int *)parts[r], r);
-    mm_meeting_end(comm, meeting);
-    part = -1;
-    return NULL;
-}
-
-T_CASE(the_end_of_a_meeting_waits_for_all) {
-    for (int round = 0; round < 20; round++) {
-        megamoe_comm *comms[RANKS];
-        struct brief visitors[RANKS];
-        T_OK(megamoe_comm_threads(RANKS, comms));
-        for (int32_t r = 0; r < RANKS; r++) {
-            visitors[r].comm = comms[r];
-            T_REQUIRE(pthread_create(&visitors[r].thread, NULL, meet_and_go, &visitors[r]) == 0);
-        }
-        for (int32_t r = 0; r < RANKS; r++)
-            pthread_join(visitors[r].thread, NULL);
-        for (int32_t r = 0; r < RANKS; r++)
-            megamoe_comm_close(comms[r]);
-    }
+/* A rank in another call than the others is found by what it brings. */
+T_CASE(parts_of_different_sizes) {
+    megamoe_comm *comms[2];
+    mm_meeting *meeting, *none;
+    const char part[8] = "";
+    T_OK(megamoe_comm_folded(2, comms));
+    T_OK(mm_meeting_join(comms[0], part, 8, &meeting));
+    T_STATUS(mm_meeting_join(comms[1], part, 4, &none), MEGAMOE_EINVAL);
+    T_CONTAINS(megamoe_last_error(), "rank 1 brings 4 bytes to collective call 1 and rank 0 8");
+    T_CHECK(!none);
+    T_CHECK(mm_comm_aborted(comms[0]));
+    char cause[MM_COMM_CAUSE_BYTES];
+    T_EQ_INT(mm_comm_cause(comms[0], cause), 1);
+    T_EQ_STR(cause, "rank 1 has aborted");
+    mm_meeting_leave(comms[0], meeting);
+    for (int32_t r = 0; r < 2; r++)
+        megamoe_comm_close(comms[r]);
 }
 
 /* A meeting that not all join goes with the communicator. */
 T_CASE(unfinished_meetings_are_freed) {
     megamoe_comm *comms[RANKS];
-    mm_meeting *meeting;
+    mm_meeting *first, *meeting;
+    const int part = 0;
     T_OK(megamoe_comm_folded(RANKS, comms));
-    T_OK(mm_meeting_join(comms[0], NULL, &meeting));
-    T_OK(mm_meeting_join(comms[1], NULL, &meeting));
+    T_OK(mm_meeting_join(comms[0], &part, sizeof part, &first));
+    T_OK(mm_meeting_join(comms[1], &part, sizeof part, &meeting));
     mm_meeting_leave(comms[1], meeting);
+    mm_meeting_leave(comms[0], first);
     for (int32_t r = 0; r < RANKS; r++)
         megamoe_comm_close(comms[r]);
 }
@@ -231,7 +209,7 @@ static void *meet_once(void *argument) {
     pause_ms(v->delay_ms);
     if (v->aborts)
         megamoe_comm_abort(v->comm);
-    v->status = mm_meeting_join(v->comm, v, &meeting);
+    v->status = mm_meeting_join(v->comm, &v->rounds, sizeof v->rounds, &meeting);
     if (v->status == MEGAMOE_OK)
         mm_meeting_leave(v->comm, meeting);
     else

@@ -347,7 +347,7 @@ T_CASE(a_deadline_aborts_all_ranks) {
     T_STATUS(megamoe_stage(f.rank[0].workspace, NULL, NULL, NULL, 0, NULL), MEGAMOE_ESTATE);
     const megamoe_view y = view_y(x->y, &x->b);
     T_STATUS(megamoe_forward(f.rank[2].layer, f.rank[2].workspace, &y, NULL), MEGAMOE_EPEER);
-    T_CONTAINS(megamoe_last_error(), "forward 1, rank 2, counting: a rank has aborted");
+    T_CONTAINS(megamoe_last_error(), "forward 1, rank 2, counting: rank 1 has aborted");
     T_STATUS(megamoe_forward(f.rank[2].layer, f.rank[2].workspace, &y, NULL), MEGAMOE_ESTATE);
     T_EQ_INT(fake.launches, 0);
     fleet_close(&f);

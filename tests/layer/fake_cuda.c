@@ -81,11 +81,16 @@ FAKE(void, mm_cuda_workspace_close, mm_cuda_workspace *workspace) {
     free(workspace);
 }
 
+/* The address stands for the window. */
+FAKE(mm_cuda_card, mm_cuda_workspace_card, const mm_cuda_workspace *workspace) {
+    return (mm_cuda_card){(uint64_t)(uintptr_t)workspace, workspace->device->ordinal};
+}
+
 FAKE(megamoe_status, mm_cuda_workspace_meet, mm_cuda_workspace *workspace,
-     mm_cuda_workspace *const *peers) {
+     const mm_cuda_card *cards) {
     for (int32_t r = 0; r < workspace->ranks; r++)
-        T_EQ_INT(peers[r]->rank, r);
-    T_CHECK(peers[workspace->rank] == workspace);
+        T_EQ_INT(((const mm_cuda_workspace *)(uintptr_t)cards[r].window)->rank, r);
+    T_CHECK(cards[workspace->rank].window == (uint64_t)(uintptr_t)workspace);
     workspace->met = true;
     return MEGAMOE_OK;
 }

@@ -47,6 +47,15 @@ static void open_layer(fixture *f, int32_t rank, megamoe_format format, const in
     T_OK(mm_cuda_layer_open(layer));
 }
 
+/* Brings the workspaces of all ranks together. */
+static megamoe_status meet(mm_cuda_workspace *workspace, mm_cuda_workspace *const *all,
+                           int32_t ranks) {
+    mm_cuda_card cards[MM_CUDA_FOLDED_MAX];
+    for (int32_t r = 0; r < ranks; r++)
+        cards[r] = mm_cuda_workspace_card(all[r]);
+    return mm_cuda_workspace_meet(workspace, cards);
+}
+
 /* In place: layers and workspaces point into the fixture. */
 static void open_all(fixture *f, int32_t ranks, megamoe_format format,
                      megamoe_input_scale input_scale) {
@@ -60,7 +69,7 @@ static void open_all(fixture *f, int32_t ranks, megamoe_format format,
         f->calls[r] = (mm_cuda_call){&f->layers[r], f->workspaces[r], &f->y};
     }
     for (int32_t r = 0; r < ranks; r++)
-        T_OK(mm_cuda_workspace_meet(f->workspaces[r], f->workspaces));
+        T_OK(meet(f->workspaces[r], f->workspaces, ranks));
 }
 
 static void close_all(fixture *f) {
@@ -194,7 +203,7 @@ T_CASE(ranks_on_two_gpus_do_not_meet) {
     mm_cuda_workspace *ws[2];
     for (int32_t r = 0; r < 2; r++)
         T_OK(mm_cuda_workspace_open(&shape, &capacity, r, 2, &devices[r], &ws[r]));
-    T_STATUS(mm_cuda_workspace_meet(ws[0], ws), MEGAMOE_EUNSUPPORTED);
+    T_STATUS(meet(ws[0], ws, 2), MEGAMOE_EUNSUPPORTED);
     T_CONTAINS(megamoe_last_error(), "rank 0 is on cuda:0 and rank 1 on cuda:1");
     mm_cuda_workspace_close(ws[0]);
     mm_cuda_workspace_close(ws[1]);
@@ -555,7 +564,7 @@ T_CASE(calls_that_do_not_belong_together_are_refused) {
     mm_cuda_call calls[2] = {f.calls[0], f.calls[1]};
     calls[1].workspace = stranger;
     T_STATUS(mm_cuda_forward(calls, 2, &chosen, NULL), MEGAMOE_ESTATE);
-    T_OK(mm_cuda_workspace_meet(stranger, (mm_cuda_workspace *[]){f.workspaces[0], stranger}));
+    T_OK(meet(stranger, (mm_cuda_workspace *[]){f.workspaces[0], stranger}, 2));
     T_STATUS(mm_cuda_forward(calls, 2, &chosen, NULL), MEGAMOE_EINVAL);
     T_CONTAINS(megamoe_last_error(), "call 1 has the workspace of rank 1 of another set");
     calls[0] = f.calls[1];

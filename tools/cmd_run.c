@@ -24,6 +24,7 @@ typedef struct run {
     uint16_t *y;
     int64_t differing; /* rows that the reference computes differently; -1: not compared */
     const char *out;
+    megamoe_comm *comm; /* of ranks that a launcher has started; else NULL */
 } run;
 
 /* FNV-1a, 64 bits: tells runs apart at a glance. */
@@ -185,7 +186,11 @@ static int execute(run *r, const run_request *request) {
     r->y = malloc(elements * sizeof *r->y + 1);
     if (r->y == NULL)
         return report_error("out of memory");
-    code = ranks_forward(&r->source, &r->inputs, &r->options, r->y, &r->report);
+    code = r->comm != NULL ? ranks_forward_in_processes(r->comm, &r->source, &r->inputs,
+                                                        &r->options, r->y, &r->report)
+                           : ranks_forward(&r->source, &r->inputs, &r->options, r->y, &r->report);
+    if (r->comm != NULL && megamoe_comm_rank(r->comm) != 0)
+        return code; /* the rest is for one */
     if (code == EXIT_DONE && request->verify)
         code = compare_with_reference(r, (int32_t)request->threads);
     if (code == EXIT_DONE && r->out != NULL)
@@ -201,9 +206,32 @@ static int execute(run *r, const run_request *request) {
     return code;
 }
 
+/*
+ * Meets the other ranks if a launcher has started this process as one of several. Ranks that
+ * compute as threads are then asked for twice.
+ */
+static int join_ranks(run *r, const run_request *request) {
+    const megamoe_status status = megamoe_comm_from_env(NULL, &r->comm);
+    if (status == MEGAMOE_ENOTFOUND)
+        return EXIT_DONE;
+    if (status != MEGAMOE_OK)
+        return report_failure(status);
+    if (megamoe_comm_size(r->comm) == 1) {
+        megamoe_comm_close(r->comm);
+        r->comm = NULL;
+        return EXIT_DONE;
+    }
+    if (request->ranks != 0)
+        return report_error("run: a launcher has started %d ranks; --ranks is for a process of its "
+                            "own",
+                            megamoe_comm_size(r->comm));
+    r->options.ranks = megamoe_comm_size(r->comm);
+    return EXIT_DONE;
+}
+
 int cmd_run(int argc, char **argv) {
     run_request request = {
-        .device = "cpu", .layer = ONLY_LAYER, .seed = 1, .ranks = 1, .threads = parallel_cores()};
+        .device = "cpu", .layer = ONLY_LAYER, .seed = 1, .threads = parallel_cores()};
     const option_spec options[] = {
         {"layer", OPTION_INTEGER, &request.layer, "L", "layer of a checkpoint (its only one)", 0,
          INT32_MAX},
@@ -246,14 +274,17 @@ int cmd_run(int argc, char **argv) {
     run r = {.differing = -1,
              .out = request.out,
              .options = {.device = request.device,
-                         .ranks = (int32_t)request.ranks,
+                         .ranks = request.ranks != 0 ? (int32_t)request.ranks : 1,
                          .threads = (int32_t)request.threads,
                          .nvfp4 = (megamoe_nvfp4_mode)request.nvfp4,
                          .input_scale = (megamoe_input_scale)request.input_scale,
                          .accumulate = (megamoe_accumulate)request.accumulate}};
-    code = execute(&r, &request);
+    code = join_ranks(&r, &request);
+    if (code == EXIT_DONE)
+        code = execute(&r, &request);
     free(r.y);
     inputs_close(&r.inputs);
     source_close(&r.source);
+    megamoe_comm_close(r.comm);
     return code;
 }

@@ -9,6 +9,7 @@
     X(inspect, "Describe a checkpoint or prepared file, layer by layer.")                          \
     X(prepare, "Pack the experts of a layer for a device into a file.")                            \
     X(run, "Run an expert layer over ranks.")                                                      \
+    X(launch, "Start a program once for each rank on this machine.")                               \
     X(verify, "Compare the hashes of a prepared file with its bytes.")                             \
     X(bench, "Measure an expert layer beside the machine's ceilings.")
 

@@ -14,8 +14,7 @@ double rank_now_ms(void) {
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
 }
 
-/* Where the r-th of `parts` contiguous parts of n begins; the first n mod parts are one longer. */
-static int64_t part_begin(int64_t n, int32_t parts, int32_t r) {
+int64_t rank_part_begin(int64_t n, int32_t parts, int32_t r) {
     const int64_t longer = n % parts;
     return n / parts * r + (r < longer ? r : longer);
 }
@@ -30,8 +29,8 @@ void rank_take_part(rank *r, const rank_memory *memory) {
     const inputs *in = r->inputs;
     const int32_t index = megamoe_comm_rank(r->comm), ranks = r->options->ranks;
     const int64_t hidden = r->source->layer.hidden;
-    const int64_t begin = part_begin(in->tokens, ranks, index);
-    const int64_t end = part_begin(in->tokens, ranks, index + 1);
+    const int64_t begin = rank_part_begin(in->tokens, ranks, index);
+    const int64_t end = rank_part_begin(in->tokens, ranks, index + 1);
     r->tokens = end - begin;
     r->x = rows(memory->x, MEGAMOE_DTYPE_BF16, hidden, begin, end);
     r->topk_ids = rows(memory->topk_ids, in->topk_ids_dtype, in->topk, begin, end);
@@ -51,7 +50,7 @@ megamoe_status rank_create(rank *r, int64_t pool_rows) {
     shape.topk = r->inputs->topk;
     shape.input_scale = r->options->input_scale;
     megamoe_capacity capacity = MEGAMOE_INIT(megamoe_capacity);
-    const int64_t longest = part_begin(r->inputs->tokens, r->options->ranks, 1);
+    const int64_t longest = rank_part_begin(r->inputs->tokens, r->options->ranks, 1);
     capacity.tokens = longest > 0 ? longest : 1;
     capacity.pool_rows = pool_rows;
     capacity.deadline_ms = DEADLINE_MS;
@@ -68,11 +67,23 @@ megamoe_status rank_stage(rank *r, void *stream) {
     return megamoe_stage(r->workspace, &r->x, &r->topk_ids, &r->topk_weights, r->tokens, stream);
 }
 
+megamoe_status rank_forward(rank *r) {
+    const double start = rank_now_ms();
+    megamoe_status status = rank_stage(r, NULL);
+    if (status == MEGAMOE_OK)
+        status = megamoe_forward(r->layer, r->workspace, &r->y, NULL);
+    /* What a forward finds while it computes is pending until somebody asks. */
+    if (status == MEGAMOE_OK)
+        status = megamoe_workspace_status(r->workspace, NULL);
+    r->forward_ms = rank_now_ms() - start;
+    return status;
+}
+
 megamoe_status rank_count_received(rank *r) {
     const int32_t index = megamoe_comm_rank(r->comm), ranks = r->options->ranks;
     const int32_t experts = r->source->layer.experts;
-    const int32_t n =
-        (int32_t)(part_begin(experts, ranks, index + 1) - part_begin(experts, ranks, index));
+    const int32_t n = (int32_t)(rank_part_begin(experts, ranks, index + 1) -
+                                rank_part_begin(experts, ranks, index));
     int64_t *counts = calloc((size_t)n + 1, sizeof *counts);
     if (counts == NULL)
         return MEGAMOE_ENOMEM;

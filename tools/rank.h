@@ -34,6 +34,9 @@ typedef struct rank {
 
 double rank_now_ms(void);
 
+/* Where the r-th of `parts` contiguous parts of n begins; the first n mod parts are one longer. */
+int64_t rank_part_begin(int64_t n, int32_t parts, int32_t r);
+
 /* Sets the views to the rank's part of `memory`. `comm` is set. */
 void rank_take_part(rank *r, const rank_memory *memory);
 
@@ -45,6 +48,9 @@ megamoe_status rank_create(rank *r, int64_t pool_rows);
 
 megamoe_status rank_stage(rank *r, void *stream);
 
+/* Stages and computes on the CPU, timed. */
+megamoe_status rank_forward(rank *r);
+
 /* What its experts received in the last forward. */
 megamoe_status rank_count_received(rank *r);
 
@@ -53,5 +59,9 @@ megamoe_status rank_count_received(rank *r);
  * communicator. Prints its error and returns an exit code; devices are closed by the caller.
  */
 int ranks_run_folded(rank *ranks, void *y);
+
+/* The report of ranks that are done, and two reports as one; the first one's device stays. */
+void ranks_summarize(const rank *ranks, int32_t n, ranks_report *report);
+void ranks_report_add(ranks_report *report, const ranks_report *other);
 
 #endif

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "ranks.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,18 +26,6 @@ static megamoe_status open_device(rank *r) {
     return status == MEGAMOE_OK ? megamoe_device_describe(r->device, &r->device_info) : status;
 }
 
-static megamoe_status forward(rank *r) {
-    const double start = rank_now_ms();
-    megamoe_status status = rank_stage(r, NULL);
-    if (status == MEGAMOE_OK)
-        status = megamoe_forward(r->layer, r->workspace, &r->y, NULL);
-    /* What a forward finds while it computes is pending until somebody asks. */
-    if (status == MEGAMOE_OK)
-        status = megamoe_workspace_status(r->workspace, NULL);
-    r->forward_ms = rank_now_ms() - start;
-    return status;
-}
-
 static megamoe_status work(rank *r) {
     megamoe_status status = open_device(r);
     if (status == MEGAMOE_OK)
@@ -44,7 +33,7 @@ static megamoe_status work(rank *r) {
     if (status == MEGAMOE_OK)
         status = megamoe_prewarm(r->layer, r->workspace);
     if (status == MEGAMOE_OK)
-        status = forward(r);
+        status = rank_forward(r);
     if (status == MEGAMOE_OK)
         status = rank_count_received(r);
     if (status != MEGAMOE_OK) {
@@ -92,22 +81,41 @@ static int run_threads(rank *ranks, int32_t n) {
     return EXIT_DONE;
 }
 
-static void summarize(const rank *ranks, int32_t n, ranks_report *report) {
-    *report = (ranks_report){
-        .device = ranks[0].device_info, .routes_min = INT64_MAX, .expert_min = INT64_MAX};
+static int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t most(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+void ranks_report_add(ranks_report *report, const ranks_report *other) {
+    report->create_ms = fmax(report->create_ms, other->create_ms);
+    report->forward_ms = fmax(report->forward_ms, other->forward_ms);
+    report->routes_min = least(report->routes_min, other->routes_min);
+    report->routes_max = most(report->routes_max, other->routes_max);
+    report->expert_min = least(report->expert_min, other->expert_min);
+    report->expert_max = most(report->expert_max, other->expert_max);
+    report->layer_bytes += other->layer_bytes;
+    report->workspace_bytes += other->workspace_bytes;
+}
+
+void ranks_summarize(const rank *ranks, int32_t n, ranks_report *report) {
     for (int32_t i = 0; i < n; i++) {
         const rank *r = &ranks[i];
-        report->create_ms = r->create_ms > report->create_ms ? r->create_ms : report->create_ms;
-        report->forward_ms =
-            r->forward_ms > report->forward_ms ? r->forward_ms : report->forward_ms;
-        report->routes_min = r->routes < report->routes_min ? r->routes : report->routes_min;
-        report->routes_max = r->routes > report->routes_max ? r->routes : report->routes_max;
-        report->expert_min =
-            r->expert_min < report->expert_min ? r->expert_min : report->expert_min;
-        report->expert_max =
-            r->expert_max > report->expert_max ? r->expert_max : report->expert_max;
-        report->layer_bytes += megamoe_layer_bytes(r->layer);
-        report->workspace_bytes += megamoe_workspace_bytes(r->workspace);
+        const ranks_report one = {.device = r->device_info,
+                                  .create_ms = r->create_ms,
+                                  .forward_ms = r->forward_ms,
+                                  .routes_min = r->routes,
+                                  .routes_max = r->routes,
+                                  .expert_min = r->expert_min,
+                                  .expert_max = r->expert_max,
+                                  .layer_bytes = megamoe_layer_bytes(r->layer),
+                                  .workspace_bytes = megamoe_workspace_bytes(r->workspace)};
+        if (i == 0)
+            *report = one;
+        else
+            ranks_report_add(report, &one);
     }
 }
 
@@ -136,7 +144,7 @@ int ranks_forward(const source *s, const inputs *in, const ranks_options *option
     }
     code = folded ? ranks_run_folded(ranks, y) : run_threads(ranks, n);
     if (code == EXIT_DONE)
-        summarize(ranks, n, report);
+        ranks_summarize(ranks, n, report);
 done:
     for (int32_t i = 0; ranks != NULL && i < n; i++) {
         megamoe_workspace_close(ranks[i].workspace);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One forward over several ranks: on the CPU each is a thread of this process with cores of its
- * own, on a GPU they are folded into one launch.
+ * own, or a process that a launcher has started; on a GPU they are folded into one launch.
  */
 #ifndef RANKS_H
 #define RANKS_H
@@ -36,5 +36,12 @@ bool ranks_on_gpu(const char *device);
  */
 int ranks_forward(const source *s, const inputs *in, const ranks_options *options, void *y,
                   ranks_report *report);
+
+/*
+ * The same where this process is one rank of `comm`, whose size is options->ranks, and has the
+ * whole input: y and the report become those of all ranks, on each.
+ */
+int ranks_forward_in_processes(megamoe_comm *comm, const source *s, const inputs *in,
+                               const ranks_options *options, void *y, ranks_report *report);
 
 #endif

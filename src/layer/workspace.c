@@ -258,7 +258,7 @@ static megamoe_status meet_all(megamoe_comm *comm, megamoe_workspace *ws, const 
     }
     const struct card *cards = mm_meeting_parts(comm, meeting);
     megamoe_status status = compare_all(comm, cards);
-    if (status == MEGAMOE_OK)
+    if (status == MEGAMOE_OK && ws) /* without one this rank's outcome is not MEGAMOE_OK */
         status = share_outcome(comm, take_peers(ws, cards));
     mm_meeting_leave(comm, meeting);
     return status;

@@ -608,9 +608,11 @@ static int list_names(const crew *c, char names[NAMES_MAX][NAME_BYTES]) {
     char line[512];
     int n = 0;
     while (n < NAMES_MAX && fgets(line, sizeof line, file)) {
-        unsigned long inode;
+        char inode_text[24];
         bool theirs = !c;
-        const bool named = sscanf(line, "%*s %*s %*s %*s %*s %*s %lu %63s", &inode, names[n]) == 2;
+        const bool named =
+            sscanf(line, "%*s %*s %*s %*s %*s %*s %23s %63s", inode_text, names[n]) == 2;
+        const unsigned long inode = named ? strtoul(inode_text, NULL, 10) : 0;
         for (int32_t r = 0; c && named && r < c->size; r++)
             theirs = theirs || has_socket(c->processes[r], inode);
         n += named && theirs;

@@ -31,9 +31,14 @@
  *     workspace and the layer, which stay open until the last replay; the buffers' contents are
  *     those of each replay. A forward captured without its stage computes what was staged last,
  *     which must have the same n_tokens.
- *   - The ranks of a communicator are on one GPU. Folded ranks run in one launch. Ranks that are
- *     threads launch on streams of their own, which do not wait for the default stream, and wait
- *     for each other inside: max_ctas of megamoe_device_options makes room for all of them.
+ *   - Ranks are on one GPU or on several that have peer access to each other, as over NVLink.
+ *     Folded ranks on one GPU run in one launch. Others launch on streams of their own, which do
+ *     not wait for the default stream, and wait for each other inside: where ranks that are threads
+ *     share a GPU, max_ctas of megamoe_device_options makes room for all of them. Processes that
+ *     share a GPU without the Multi-Process Service take turns on it, some milliseconds each: that
+ *     computes the same and is slow.
+ *   - While a forward waits for other ranks the driver may let calls wait that allocate or free
+ *     device memory, load kernels or synchronize the device, so let all ranks enqueue theirs first.
  */
 #ifndef MEGAMOE_LAYER_H
 #define MEGAMOE_LAYER_H
@@ -140,8 +145,8 @@ typedef struct megamoe_capacity {
  * Collective. All ranks are on the CPU, or all on CUDA devices (at most 64, folded 8).
  * Owns: the caller closes *workspace before `comm` and `device`.
  * Returns: MEGAMOE_EINVAL (also where ranks disagree about device, shape or capacity, naming the
- * field), MEGAMOE_EUNSUPPORTED (ranks on different GPUs), MEGAMOE_ENOMEM, MEGAMOE_EPEER,
- * MEGAMOE_EDEVICE.
+ * field), MEGAMOE_EUNSUPPORTED (GPUs that cannot write into each other's memory), MEGAMOE_ENOMEM,
+ * MEGAMOE_EPEER, MEGAMOE_EDEVICE.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status
 megamoe_workspace_create(megamoe_comm *comm, megamoe_device *device, const megamoe_shape *shape,
@@ -243,7 +248,7 @@ typedef struct megamoe_forward_call {
 
 /*
  * The forwards of all ranks of a folded communicator, called by one thread: calls[r] is rank r's.
- * On a CUDA device they are one launch, on the stream that all calls name.
+ * Ranks on one GPU are one launch, on the stream that their calls name.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_forward_group(const megamoe_forward_call *calls,
                                                                  int32_t n);

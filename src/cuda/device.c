@@ -49,6 +49,7 @@ static megamoe_status query(mm_cuda_device *d) {
     MM_CUDA_TRY(mm_cu.cuDeviceGet(&d->device, n), "cuda:%" PRId32, n);
     MM_CUDA_TRY(mm_cu.cuDeviceGetName(d->model, sizeof d->model, d->device),
                 "cuda:%" PRId32 ": its name", n);
+    MM_CUDA_TRY(mm_cu.cuDeviceGetUuid(&d->uuid, d->device), "cuda:%" PRId32 ": its UUID", n);
     MM_CUDA_TRY(mm_cu.cuDeviceTotalMem(&d->memory_bytes, d->device), "cuda:%" PRId32 ": its memory",
                 n);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)

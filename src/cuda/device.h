@@ -3,6 +3,7 @@
 #ifndef MM_CUDA_DEVICE_H
 #define MM_CUDA_DEVICE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -16,6 +17,7 @@ typedef struct mm_cuda_device {
     CUdevice device;
     CUcontext context; /* the primary one, shared with whatever else the process does on the GPU */
     char model[64];
+    CUuuid uuid;          /* the same in all processes, however they number GPUs */
     int32_t major, minor; /* compute capability */
     int32_t multiprocessors;
     int32_t shared_bytes; /* that a thread block may ask for */

@@ -13,8 +13,10 @@
 #include "cuda/driver_list.h"
 
 typedef int CUresult, CUdevice, CUdevice_attribute, CUfunction_attribute, CUpointer_attribute;
+typedef int CUmemAllocationType, CUmemAllocationHandleType, CUmemLocationType, CUmemAccess_flags;
+typedef int CUmemAllocationGranularity_flags;
 typedef int CUstreamCaptureStatus, CUstreamCaptureMode, CUlaunchAttributeID;
-typedef unsigned long long CUdeviceptr;
+typedef unsigned long long CUdeviceptr, CUmemGenericAllocationHandle;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
@@ -28,6 +30,32 @@ enum {
     MM_CUDA_CONSTANTS(X)
 #undef X
 };
+
+typedef struct CUuuid {
+    char bytes[16];
+} CUuuid;
+
+typedef struct CUmemLocation {
+    CUmemLocationType type;
+    int id;
+} CUmemLocation;
+
+typedef struct CUmemAllocationProp {
+    CUmemAllocationType type;
+    CUmemAllocationHandleType requestedHandleTypes;
+    CUmemLocation location;
+    void *win32HandleMetaData;
+    struct {
+        unsigned char compressionType, gpuDirectRDMACapable;
+        unsigned short usage;
+        unsigned char reserved[4];
+    } allocFlags;
+} CUmemAllocationProp;
+
+typedef struct CUmemAccessDesc {
+    CUmemLocation location;
+    CUmemAccess_flags flags;
+} CUmemAccessDesc;
 
 typedef union CUlaunchAttributeValue {
     char pad[64];

@@ -14,6 +14,7 @@
     X(CUDA_ERROR_NOT_FOUND, 500)                                                                   \
     X(CUDA_ERROR_NOT_READY, 600)                                                                   \
     X(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, 720)                                                \
+    X(CUDA_ERROR_NOT_SUPPORTED, 801)                                                               \
     X(CU_DEVICE_ATTRIBUTE_CLOCK_RATE, 13)                                                          \
     X(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16)                                                \
     X(CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, 36)                                                   \
@@ -21,6 +22,8 @@
     X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)                                            \
     X(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)                                            \
     X(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 97)                                   \
+    X(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102)                                \
+    X(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103)                        \
     X(CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 0)                                                  \
     X(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, 1)                                                      \
     X(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, 3)                                                       \
@@ -30,6 +33,12 @@
     X(CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, 4)                                                    \
     X(CU_MEMHOSTALLOC_PORTABLE, 1)                                                                 \
     X(CU_MEMHOSTALLOC_DEVICEMAP, 2)                                                                \
+    X(CU_MEM_ALLOCATION_TYPE_PINNED, 1)                                                            \
+    X(CU_MEM_LOCATION_TYPE_DEVICE, 1)                                                              \
+    X(CU_MEM_HANDLE_TYPE_NONE, 0)                                                                  \
+    X(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1)                                                 \
+    X(CU_MEM_ACCESS_FLAGS_PROT_READWRITE, 3)                                                       \
+    X(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED, 1)                                                     \
     X(CU_STREAM_DEFAULT, 0)                                                                        \
     X(CU_STREAM_NON_BLOCKING, 1)                                                                   \
     X(CU_STREAM_CAPTURE_STATUS_NONE, 0)                                                            \
@@ -56,6 +65,8 @@
     X(cuDeviceGetName, "cuDeviceGetName", (char *name, int bytes, CUdevice device))                \
     X(cuDeviceGetAttribute, "cuDeviceGetAttribute",                                                \
       (int *value, CUdevice_attribute attribute, CUdevice device))                                 \
+    X(cuDeviceGetUuid, "cuDeviceGetUuid_v2", (CUuuid * uuid, CUdevice device))                     \
+    X(cuDeviceCanAccessPeer, "cuDeviceCanAccessPeer", (int *can, CUdevice device, CUdevice peer))  \
     X(cuDeviceTotalMem, "cuDeviceTotalMem_v2", (size_t * bytes, CUdevice device))                  \
     X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain",                                        \
       (CUcontext * context, CUdevice device))                                                      \
@@ -80,6 +91,27 @@
     X(cuMemGetInfo, "cuMemGetInfo_v2", (size_t * free_bytes, size_t * total_bytes))                \
     X(cuMemAlloc, "cuMemAlloc_v2", (CUdeviceptr * address, size_t bytes))                          \
     X(cuMemFree, "cuMemFree_v2", (CUdeviceptr address))                                            \
+    X(cuMemGetAllocationGranularity, "cuMemGetAllocationGranularity",                              \
+      (size_t * bytes, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option))  \
+    X(cuMemCreate, "cuMemCreate",                                                                  \
+      (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp *prop,       \
+       unsigned long long flags))                                                                  \
+    X(cuMemRelease, "cuMemRelease", (CUmemGenericAllocationHandle handle))                         \
+    X(cuMemExportToShareableHandle, "cuMemExportToShareableHandle",                                \
+      (void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,       \
+       unsigned long long flags))                                                                  \
+    X(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle",                            \
+      (CUmemGenericAllocationHandle * handle, void *shareable, CUmemAllocationHandleType type))    \
+    X(cuMemAddressReserve, "cuMemAddressReserve",                                                  \
+      (CUdeviceptr * address, size_t bytes, size_t alignment, CUdeviceptr wanted,                  \
+       unsigned long long flags))                                                                  \
+    X(cuMemAddressFree, "cuMemAddressFree", (CUdeviceptr address, size_t bytes))                   \
+    X(cuMemMap, "cuMemMap",                                                                        \
+      (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,      \
+       unsigned long long flags))                                                                  \
+    X(cuMemUnmap, "cuMemUnmap", (CUdeviceptr address, size_t bytes))                               \
+    X(cuMemSetAccess, "cuMemSetAccess",                                                            \
+      (CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count))            \
     X(cuMemHostAlloc, "cuMemHostAlloc", (void **memory, size_t bytes, unsigned flags))             \
     X(cuMemFreeHost, "cuMemFreeHost", (void *memory))                                              \
     X(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2",                                   \
@@ -124,12 +156,19 @@
     X(CUlaunchConfig, sharedMemBytes, 24)                                                          \
     X(CUlaunchConfig, hStream, 32)                                                                 \
     X(CUlaunchConfig, attrs, 40)                                                                   \
-    X(CUlaunchConfig, numAttrs, 48)
+    X(CUlaunchConfig, numAttrs, 48)                                                                \
+    X(CUmemAllocationProp, requestedHandleTypes, 4)                                                \
+    X(CUmemAllocationProp, location, 8)                                                            \
+    X(CUmemAllocationProp, allocFlags, 24)                                                         \
+    X(CUmemAccessDesc, flags, 8)
 
 /* X(struct, bytes) */
 #define MM_CUDA_SIZES(X)                                                                           \
     X(CUlaunchAttributeValue, 64)                                                                  \
     X(CUlaunchAttribute, 72)                                                                       \
-    X(CUlaunchConfig, 56)
+    X(CUlaunchConfig, 56)                                                                          \
+    X(CUmemAllocationProp, 32)                                                                     \
+    X(CUmemAccessDesc, 12)                                                                         \
+    X(CUuuid, 16)
 
 #endif

@@ -39,17 +39,20 @@ static void describe_batch(const mm_cuda_workspace *ws, const mm_cuda_found *fou
 }
 
 static void describe_waiting(const mm_cuda_workspace *ws, const mm_cuda_found *found,
-                             megamoe_workspace_detail *detail) {
+                             const char *cause, megamoe_workspace_detail *detail) {
+    if (found->status != MEGAMOE_EPEER)
+        cause = "the deadline has passed";
+    else if (!*cause) /* told by the kernel of a rank whose host does not know it yet */
+        cause = "another rank has given up";
     char waiting[32] = "";
     if (found->rank >= 0)
         snprintf(waiting, sizeof waiting, "waiting for rank %d: ", found->rank);
     snprintf(detail->message, sizeof detail->message, "forward %" PRIu32 ", rank %d, %s: %s%s",
-             found->epoch, ws->rank, phase_word(found->phase), waiting,
-             found->status == MEGAMOE_EPEER ? "a rank has aborted" : "the deadline has passed");
+             found->epoch, ws->rank, phase_word(found->phase), waiting, cause);
 }
 
 void mm_cuda_found_describe(const mm_cuda_workspace *ws, const mm_cuda_found *found,
-                            megamoe_workspace_detail *detail) {
+                            const char *cause, megamoe_workspace_detail *detail) {
     *detail = (megamoe_workspace_detail){.struct_size = sizeof *detail,
                                          .status = (megamoe_status)found->status,
                                          .phase = (megamoe_phase)found->phase,
@@ -74,7 +77,7 @@ void mm_cuda_found_describe(const mm_cuda_workspace *ws, const mm_cuda_found *fo
                  found->rank, found->value, ws->capacity.pool_rows);
         break;
     default:
-        describe_waiting(ws, found, detail);
+        describe_waiting(ws, found, cause, detail);
         break;
     }
 }
@@ -110,11 +113,12 @@ static mm_cuda_found read_record(const volatile mm_cuda_found *record) {
     return copy;
 }
 
-bool mm_cuda_workspace_found(mm_cuda_workspace *workspace, megamoe_workspace_detail *detail) {
+bool mm_cuda_workspace_found(mm_cuda_workspace *workspace, const char *cause,
+                             megamoe_workspace_detail *detail) {
     const mm_cuda_found found = read_record(&workspace->page->found);
     if (found.epoch == workspace->seen)
         return false;
     workspace->seen = found.epoch;
-    mm_cuda_found_describe(workspace, &found, detail);
+    mm_cuda_found_describe(workspace, &found, cause, detail);
     return true;
 }

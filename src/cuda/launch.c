@@ -366,7 +366,8 @@ static megamoe_status check(const mm_cuda_call *calls, int32_t n) {
                 "expected both on cuda:%d",
                 ws->rank, ws->device->ordinal, calls[i].layer->device->ordinal,
                 first->device->ordinal);
-        if (first->windows[ws->rank] != ws->window || (n > 1 && ws->rank != i))
+        if (first->windows[ws->rank] != ws->window ||
+            (i > 0 && ws->rank <= calls[i - 1].workspace->rank))
             return mm_fail(MEGAMOE_EINVAL,
                            "forward: call %d has the workspace of rank %d of another set", i,
                            ws->rank);

@@ -3,14 +3,15 @@
  * One forward on a CUDA device. Everything is enqueued on the caller's stream; nothing here waits
  * for the device except creation, closing and reading back.
  *
- * A launch takes one rank, or all ranks of a folded communicator on one device: one grid of
- * ranks * blocks thread blocks.
+ * A launch takes one rank, or the ranks of a folded communicator that are on one device: one grid
+ * of ranks * blocks thread blocks. Launches on several devices wait for each other inside.
  */
 #ifndef MM_CUDA_OPERATION_H
 #define MM_CUDA_OPERATION_H
 
 #include "cuda/device.h"
 #include "cuda/kernels/abi.h"
+#include "cuda/shared.h"
 #include "megamoe/layer.h"
 #include "plan/placement.h"
 #include "weights/cuda_layout.h"
@@ -45,21 +46,23 @@ typedef struct mm_cuda_workspace mm_cuda_workspace;
 /* shape and capacity are checked and have their defaults filled in. */
 MEGAMOE_CHECKED megamoe_status mm_cuda_workspace_open(const megamoe_shape *shape,
                                                       const megamoe_capacity *capacity,
-                                                      int32_t rank, int32_t ranks,
+                                                      const megamoe_comm *comm,
                                                       mm_cuda_device *device,
                                                       mm_cuda_workspace **workspace);
 void mm_cuda_workspace_close(mm_cuda_workspace *workspace);
 
-/* What all other ranks need to know of a workspace. */
-typedef struct mm_cuda_card {
-    uint64_t window; /* device memory */
-    int32_t ordinal; /* of the GPU */
-} mm_cuda_card;
+/* What all other ranks need to know of a workspace: where its window is. */
+typedef mm_cuda_shared_card mm_cuda_card;
 
 mm_cuda_card mm_cuda_workspace_card(const mm_cuda_workspace *workspace);
 
-/* Once all ranks have opened theirs: cards[r] is rank r's, this one's included. */
+/*
+ * Once all ranks have opened theirs, collective where they are processes: cards[r] is rank r's,
+ * this one's included. Forwards may begin once all ranks have done it. Returns what
+ * mm_cuda_shared_meet returns.
+ */
 MEGAMOE_CHECKED megamoe_status mm_cuda_workspace_meet(mm_cuda_workspace *workspace,
+                                                      megamoe_comm *comm,
                                                       const mm_cuda_card *cards);
 
 uint64_t mm_cuda_workspace_bytes(const mm_cuda_workspace *workspace);
@@ -88,16 +91,19 @@ typedef struct mm_cuda_call {
 } mm_cuda_call;
 
 /*
- * One launch for n ranks (1, or all of a folded communicator). All workspaces are of one device.
+ * One launch for n ranks (1, or those of a folded communicator that are on one device, in
+ * ascending order).
  */
 MEGAMOE_CHECKED megamoe_status mm_cuda_forward(const mm_cuda_call *calls, int32_t n,
                                                const megamoe_plan *plan, void *stream);
 
 /*
  * What the device has reported since the last call, without waiting for it: false if nothing.
- * `detail` gets status, phase, rank, epoch, token, slot, value and message.
+ * `detail` gets status, phase, rank, epoch, token, slot, value and message. `cause`: why the ranks
+ * gave up, as mm_comm_cause says it, "" if that is not known.
  */
-bool mm_cuda_workspace_found(mm_cuda_workspace *workspace, megamoe_workspace_detail *detail);
+bool mm_cuda_workspace_found(mm_cuda_workspace *workspace, const char *cause,
+                             megamoe_workspace_detail *detail);
 
 /* Tells the kernels of this workspace to give up. Thread: any. */
 void mm_cuda_workspace_abort(mm_cuda_workspace *workspace);

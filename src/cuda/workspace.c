@@ -2,16 +2,34 @@
 #include "cuda/workspace.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "cuda/cubins.h"
 
-static megamoe_status allocate(mm_cuda_workspace *ws, CUdeviceptr *address, uint64_t bytes) {
-    MM_CUDA_TRY(mm_cu.cuMemAlloc(address, bytes),
-                "workspace of %" PRId64 " tokens and %" PRId64 " pool rows: %" PRIu64 " of %" PRIu64
-                " bytes of GPU memory",
-                ws->capacity.tokens, ws->capacity.pool_rows, bytes, mm_cuda_workspace_bytes(ws));
-    MM_CUDA_TRY(mm_cu.cuMemsetD8Async(*address, 0, bytes, NULL), "workspace: clearing its memory");
+/* The same error whichever part of its memory is not to be had. */
+static megamoe_status explain(const mm_cuda_workspace *ws, megamoe_status status) {
+    char why[512];
+    snprintf(why, sizeof why, "%s", megamoe_last_error());
+    return mm_fail(status,
+                   "workspace of %" PRId64 " tokens and %" PRId64 " pool rows, %" PRIu64
+                   " bytes of GPU memory: %s",
+                   ws->capacity.tokens, ws->capacity.pool_rows, mm_cuda_workspace_bytes(ws), why);
+}
+
+static megamoe_status allocate(CUdeviceptr *address, uint64_t bytes) {
+    MM_CUDA_TRY(mm_cu.cuMemAlloc(address, bytes), "%" PRIu64 " bytes", bytes);
+    return MEGAMOE_OK;
+}
+
+static megamoe_status open_memory(mm_cuda_workspace *ws, const megamoe_comm *comm) {
+    MM_TRY(mm_cuda_shared_open(comm, ws->device, ws->buffers.window.bytes, &ws->shared));
+    ws->window = ws->shared.own;
+    return allocate(&ws->local, ws->buffers.local.bytes);
+}
+
+static megamoe_status clear(CUdeviceptr address, uint64_t bytes) {
+    MM_CUDA_TRY(mm_cu.cuMemsetD8Async(address, 0, bytes, NULL), "workspace: clearing its memory");
     return MEGAMOE_OK;
 }
 
@@ -27,9 +45,12 @@ static megamoe_status open_page(mm_cuda_workspace *ws) {
     return MEGAMOE_OK;
 }
 
-static megamoe_status open_current(mm_cuda_workspace *ws) {
-    MM_TRY(allocate(ws, &ws->window, ws->buffers.window.bytes));
-    MM_TRY(allocate(ws, &ws->local, ws->buffers.local.bytes));
+static megamoe_status open_current(mm_cuda_workspace *ws, const megamoe_comm *comm) {
+    const megamoe_status status = open_memory(ws, comm);
+    if (status != MEGAMOE_OK)
+        return explain(ws, status);
+    MM_TRY(clear(ws->window, ws->buffers.window.bytes));
+    MM_TRY(clear(ws->local, ws->buffers.local.bytes));
     MM_TRY(open_page(ws));
     MM_CUDA_TRY(mm_cu.cuCtxSynchronize(), "workspace: clearing its memory");
     return MEGAMOE_OK;
@@ -38,8 +59,7 @@ static megamoe_status open_current(mm_cuda_workspace *ws) {
 static void close_current(mm_cuda_workspace *ws) {
     /* Kernels may still report into the page. A GPU that has failed has nothing to give back. */
     (void)mm_cu.cuCtxSynchronize();
-    if (ws->window)
-        (void)mm_cu.cuMemFree(ws->window);
+    mm_cuda_shared_close(&ws->shared);
     if (ws->local)
         (void)mm_cu.cuMemFree(ws->local);
     if (ws->page)
@@ -47,9 +67,10 @@ static void close_current(mm_cuda_workspace *ws) {
 }
 
 megamoe_status mm_cuda_workspace_open(const megamoe_shape *shape, const megamoe_capacity *capacity,
-                                      int32_t rank, int32_t ranks, mm_cuda_device *device,
+                                      const megamoe_comm *comm, mm_cuda_device *device,
                                       mm_cuda_workspace **workspace) {
     *workspace = NULL;
+    const int32_t ranks = megamoe_comm_size(comm);
     if (ranks > MM_CUDA_RANKS_MAX)
         return mm_fail(MEGAMOE_EINVAL, "workspace: %d ranks; expected 1..%d on GPUs", ranks,
                        MM_CUDA_RANKS_MAX);
@@ -58,7 +79,7 @@ megamoe_status mm_cuda_workspace_open(const megamoe_shape *shape, const megamoe_
         return mm_fail(MEGAMOE_ENOMEM, "workspace: out of memory");
     ws->shape = *shape;
     ws->capacity = *capacity;
-    ws->rank = rank;
+    ws->rank = megamoe_comm_rank(comm);
     ws->ranks = ranks;
     ws->device = device;
     ws->buffers = mm_cuda_buffers_of(shape, capacity, ranks);
@@ -71,7 +92,7 @@ megamoe_status mm_cuda_workspace_open(const megamoe_shape *shape, const megamoe_
         free(ws);
         return status;
     }
-    status = open_current(ws);
+    status = open_current(ws, comm);
     mm_cuda_leave(previous);
     if (status == MEGAMOE_OK)
         *workspace = ws;
@@ -100,23 +121,21 @@ static megamoe_status upload_windows(mm_cuda_workspace *ws) {
 }
 
 mm_cuda_card mm_cuda_workspace_card(const mm_cuda_workspace *workspace) {
-    return (mm_cuda_card){.window = workspace->window, .ordinal = workspace->device->ordinal};
+    return mm_cuda_shared_card_of(&workspace->shared, workspace->device);
 }
 
-megamoe_status mm_cuda_workspace_meet(mm_cuda_workspace *workspace, const mm_cuda_card *cards) {
+megamoe_status mm_cuda_workspace_meet(mm_cuda_workspace *workspace, megamoe_comm *comm,
+                                      const mm_cuda_card *cards) {
     mm_cuda_workspace *ws = workspace;
-    for (int32_t r = 0; r < ws->ranks; r++) {
-        if (cards[r].ordinal != ws->device->ordinal)
-            return mm_fail(
-                MEGAMOE_EUNSUPPORTED,
-                "workspace: rank %d is on cuda:%d and rank %d on cuda:%d; the ranks of a "
-                "communicator share one GPU",
-                ws->rank, ws->device->ordinal, r, cards[r].ordinal);
-        ws->windows[r] = cards[r].window;
-    }
     CUcontext previous;
-    MM_TRY(mm_cuda_enter(ws->device, &previous));
-    const megamoe_status status = upload_windows(ws);
+    const megamoe_status entered = mm_cuda_enter(ws->device, &previous);
+    if (entered != MEGAMOE_OK) {
+        megamoe_comm_abort(comm); /* the others may wait for this rank's descriptor */
+        return entered;
+    }
+    megamoe_status status = mm_cuda_shared_meet(comm, ws->device, &ws->shared, cards, ws->windows);
+    if (status == MEGAMOE_OK)
+        status = upload_windows(ws);
     mm_cuda_leave(previous);
     ws->met = status == MEGAMOE_OK;
     return status;

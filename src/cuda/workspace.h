@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "cuda/buffers.h"
 #include "cuda/operation.h"
+#include "cuda/shared.h"
 
 /* Pinned memory that kernels reach: what they report, and the word that stops them. */
 typedef struct mm_cuda_page {
@@ -27,7 +28,9 @@ struct mm_cuda_workspace {
     int32_t rank, ranks;
     mm_cuda_device *device;
     mm_cuda_buffers buffers;
-    CUdeviceptr window, local;
+    mm_cuda_shared shared;
+    CUdeviceptr window; /* the shared memory */
+    CUdeviceptr local;
     volatile mm_cuda_page *page;
     CUdeviceptr page_address;               /* the same for kernels */
     CUdeviceptr windows[MM_CUDA_RANKS_MAX]; /* by rank, once `met` */
@@ -47,8 +50,8 @@ struct mm_cuda_workspace {
 MEGAMOE_CHECKED megamoe_status mm_cuda_workspace_set_epoch(mm_cuda_workspace *workspace,
                                                            uint32_t epoch);
 
-/* Pure: the words for a record. */
+/* Pure: the words for a record; `cause` as mm_cuda_workspace_found has it. */
 void mm_cuda_found_describe(const mm_cuda_workspace *workspace, const mm_cuda_found *found,
-                            megamoe_workspace_detail *detail);
+                            const char *cause, megamoe_workspace_detail *detail);
 
 #endif

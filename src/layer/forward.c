@@ -162,16 +162,23 @@ static megamoe_status forward_on_cpu(megamoe_layer *layer, megamoe_workspace *ws
     return MEGAMOE_OK;
 }
 
-/* One launch for n ranks. */
-static megamoe_status forward_on_cuda(const megamoe_forward_call *calls, int32_t n) {
-    mm_cuda_call launch[MM_CUDA_FOLDED_MAX];
-    for (int32_t i = 0; i < n; i++) {
-        megamoe_workspace *ws = calls[i].workspace;
-        if (mm_comm_aborted(ws->comm))
-            return die(ws, MEGAMOE_EPEER, mm_workspace_epoch(ws) + 1, MEGAMOE_PHASE_COUNT, -1);
-        launch[i] = (mm_cuda_call){&calls[i].layer->cuda, ws->cuda, ws->tokens ? calls[i].y : NULL};
-    }
-    return mm_cuda_forward(launch, n, &calls[0].workspace->plan, calls[0].stream);
+/* Before a launch: MEGAMOE_OK unless the ranks have given up. */
+static megamoe_status check_alive(megamoe_workspace *ws) {
+    return mm_comm_aborted(ws->comm)
+               ? die(ws, MEGAMOE_EPEER, mm_workspace_epoch(ws) + 1, MEGAMOE_PHASE_COUNT, -1)
+               : MEGAMOE_OK;
+}
+
+static mm_cuda_call cuda_call_of(const megamoe_forward_call *call) {
+    const megamoe_workspace *ws = call->workspace;
+    return (mm_cuda_call){&call->layer->cuda, ws->cuda, ws->tokens ? call->y : NULL};
+}
+
+static megamoe_status forward_on_cuda(const megamoe_forward_call *call) {
+    megamoe_workspace *ws = call->workspace;
+    MM_TRY(check_alive(ws));
+    const mm_cuda_call launch = cuda_call_of(call);
+    return mm_cuda_forward(&launch, 1, &ws->plan, call->stream);
 }
 
 megamoe_status megamoe_forward(megamoe_layer *layer, megamoe_workspace *workspace,
@@ -184,7 +191,7 @@ megamoe_status megamoe_forward(megamoe_layer *layer, megamoe_workspace *workspac
                                        "together; use megamoe_forward_group");
     if (!workspace->cuda)
         return forward_on_cpu(layer, workspace, y);
-    return forward_on_cuda(&(megamoe_forward_call){layer, workspace, y, stream}, 1);
+    return forward_on_cuda(&(megamoe_forward_call){layer, workspace, y, stream});
 }
 
 static megamoe_status check_group(const megamoe_forward_call *calls, int32_t n) {
@@ -233,18 +240,55 @@ static megamoe_status forward_group_on_cpu(const megamoe_forward_call *calls, in
     return MEGAMOE_OK;
 }
 
-static megamoe_status forward_group_on_cuda(const megamoe_forward_call *calls, int32_t n) {
+/* One launch of all ranks that are on the GPU of rank `first`. */
+static megamoe_status launch_gpu(const megamoe_forward_call *calls, int32_t n, int32_t first) {
+    mm_cuda_call launch[MM_CUDA_FOLDED_MAX];
+    int32_t here = 0;
+    for (int32_t i = first; i < n; i++)
+        if (gpu_of(calls[i].workspace->device) == gpu_of(calls[first].workspace->device))
+            launch[here++] = cuda_call_of(&calls[i]);
+    return mm_cuda_forward(launch, here, &calls[first].workspace->plan, calls[first].stream);
+}
+
+/* The first rank that is on the GPU of rank i. */
+static int32_t first_on_gpu(const megamoe_forward_call *calls, int32_t i) {
+    int32_t first = 0;
+    while (gpu_of(calls[first].workspace->device) != gpu_of(calls[i].workspace->device))
+        first++;
+    return first;
+}
+
+static megamoe_status check_group_on_cuda(const megamoe_forward_call *calls, int32_t n) {
     if (n > 1 && !mm_comm_folded(calls[0].workspace->comm))
         return mm_fail(MEGAMOE_EINVAL,
                        "megamoe_forward_group: on CUDA devices the communicator must be folded; "
                        "ranks that are threads call megamoe_forward");
-    for (int32_t i = 1; i < n; i++)
-        if (calls[i].stream != calls[0].stream)
+    for (int32_t i = 1; i < n; i++) {
+        const int32_t first = first_on_gpu(calls, i);
+        if (calls[i].stream != calls[first].stream)
             return mm_fail(MEGAMOE_EINVAL,
-                           "megamoe_forward_group: call %d has another stream than call 0; all "
-                           "ranks of a folded communicator run in one launch",
-                           i);
-    return forward_on_cuda(calls, n);
+                           "megamoe_forward_group: call %d has another stream than call %d; all "
+                           "ranks of one GPU run in one launch",
+                           i, first);
+    }
+    return MEGAMOE_OK;
+}
+
+/* A launch that fails leaves those before it waiting for its ranks: they are told to give up. */
+static megamoe_status forward_group_on_cuda(const megamoe_forward_call *calls, int32_t n) {
+    MM_TRY(check_group_on_cuda(calls, n));
+    for (int32_t i = 0; i < n; i++)
+        MM_TRY(check_alive(calls[i].workspace));
+    for (int32_t i = 0; i < n; i++) {
+        if (first_on_gpu(calls, i) != i)
+            continue;
+        const megamoe_status status = launch_gpu(calls, n, i);
+        if (status != MEGAMOE_OK && i > 0)
+            megamoe_comm_abort(calls[0].workspace->comm);
+        if (status != MEGAMOE_OK)
+            return status;
+    }
+    return MEGAMOE_OK;
 }
 
 megamoe_status megamoe_forward_group(const megamoe_forward_call *calls, int32_t n) {

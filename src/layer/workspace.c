@@ -30,11 +30,6 @@ static megamoe_status check_range(const char *name, int64_t value, int64_t least
 static megamoe_status check_cuda_limits(const megamoe_shape *shape, const megamoe_comm *comm) {
     const int32_t ranks = megamoe_comm_size(comm);
     const bool folded = mm_comm_folded(comm);
-    if (mm_comm_in_processes(comm) && ranks > 1)
-        return mm_fail(MEGAMOE_EUNSUPPORTED,
-                       "workspace: %d ranks are processes; on CUDA devices "
-                       "ranks are threads of one process or folded",
-                       ranks);
     const int32_t most = folded ? MM_CUDA_FOLDED_MAX : MM_CUDA_RANKS_MAX;
     if (ranks > most)
         return mm_fail(MEGAMOE_EINVAL, "workspace: %d %sranks; on CUDA devices there are 1..%d",
@@ -138,7 +133,7 @@ static megamoe_status meet_on_cuda(const megamoe_workspace *ws, const struct car
     mm_cuda_card peers[MM_CUDA_RANKS_MAX];
     for (int32_t r = 0; r < megamoe_comm_size(ws->comm); r++)
         peers[r] = cards[r].cuda;
-    return mm_cuda_workspace_meet(ws->cuda, peers);
+    return mm_cuda_workspace_meet(ws->cuda, ws->comm, peers);
 }
 
 static megamoe_status meet_on_cpu(const megamoe_workspace *ws, const struct card *cards) {
@@ -191,8 +186,8 @@ static void abort_kernels(void *user) {
 static megamoe_status open_part(megamoe_workspace *ws) {
     if (!ws->device->cuda)
         return mm_cpu_workspace_open(&ws->shape, &ws->capacity, ws->comm, ws->device, &ws->cpu);
-    MM_TRY(mm_cuda_workspace_open(&ws->shape, &ws->capacity, megamoe_comm_rank(ws->comm),
-                                  megamoe_comm_size(ws->comm), ws->device->cuda, &ws->cuda));
+    MM_TRY(
+        mm_cuda_workspace_open(&ws->shape, &ws->capacity, ws->comm, ws->device->cuda, &ws->cuda));
     ws->watch = (mm_abort_watch){.fn = abort_kernels, .user = ws};
     mm_comm_watch(ws->comm, &ws->watch);
     return MEGAMOE_OK;
@@ -348,9 +343,15 @@ void mm_workspace_die(megamoe_workspace *ws, const megamoe_workspace_detail *det
  * hides a death. The CPU reports by itself.
  */
 static void look_at_device(megamoe_workspace *ws) {
-    megamoe_workspace_detail found;
-    if (!ws->cuda || ws->dead || !mm_cuda_workspace_found(ws->cuda, &found))
+    if (!ws->cuda || ws->dead)
         return;
+    megamoe_workspace_detail found;
+    char cause[MM_COMM_CAUSE_BYTES];
+    const int32_t lost = mm_comm_cause(ws->comm, cause);
+    if (!mm_cuda_workspace_found(ws->cuda, cause, &found))
+        return;
+    if (found.status == MEGAMOE_EPEER)
+        found.rank = lost;
     if (found.status == MEGAMOE_ETIMEDOUT || found.status == MEGAMOE_EPEER)
         mm_workspace_die(ws, &found);
     else if (ws->pending.status == MEGAMOE_OK)

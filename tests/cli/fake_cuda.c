@@ -51,6 +51,8 @@ DOES(cuDeviceGetCount, (int *count), *count = 1)
 DOES(cuDeviceGet, (CUdevice * device, int ordinal), *device = ordinal)
 DOES(cuDeviceGetName, (char *name, int bytes, CUdevice device),
      snprintf(name, (size_t)bytes, "Fake H200"))
+DOES(cuDeviceGetUuid, (CUuuid * uuid, CUdevice device), *uuid = (CUuuid){{(char)device}})
+DOES(cuDeviceCanAccessPeer, (int *can, CUdevice device, CUdevice peer), *can = 1)
 DOES(cuDeviceTotalMem, (size_t * bytes, CUdevice device), *bytes = memory_bytes)
 DOES(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), *context = thing)
 DOES(cuDevicePrimaryCtxRelease, (CUdevice device), )
@@ -68,6 +70,20 @@ DOES(cuOccupancyMaxActiveBlocksPerMultiprocessor,
      (int *blocks, CUfunction function, int threads, size_t shared_bytes), *blocks = 1)
 DOES(cuMemGetInfo, (size_t * free_bytes, size_t *total_bytes),
      *free_bytes = *total_bytes = memory_bytes)
+DOES(cuMemGetAllocationGranularity,
+     (size_t * bytes, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option),
+     *bytes = 2 << 20)
+DOES(cuMemCreate,
+     (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp *prop,
+      unsigned long long flags),
+     *handle = bytes)
+DOES(cuMemRelease, (CUmemGenericAllocationHandle handle), )
+DOES(cuMemMap,
+     (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+      unsigned long long flags), )
+DOES(cuMemUnmap, (CUdeviceptr address, size_t bytes), )
+DOES(cuMemSetAccess,
+     (CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count), )
 DOES(cuMemHostGetDevicePointer, (CUdeviceptr * address, void *memory, unsigned flags),
      *address = (CUdeviceptr)(uintptr_t)memory)
 DOES(cuStreamCreate, (CUstream * stream, unsigned flags), *stream = thing)
@@ -83,6 +99,10 @@ DOES(cuGraphLaunch, (CUgraphExec executable, CUstream stream), )
 DOES(cuGraphExecDestroy, (CUgraphExec executable), )
 DOES(cuGraphDestroy, (CUgraph graph), )
 DOES(cuEventSynchronize, (CUevent event), )
+FAILS(cuMemExportToShareableHandle, (void *shareable, CUmemGenericAllocationHandle handle,
+                                     CUmemAllocationHandleType type, unsigned long long flags))
+FAILS(cuMemImportFromShareableHandle,
+      (CUmemGenericAllocationHandle * handle, void *shareable, CUmemAllocationHandleType type))
 FAILS(cuModuleGetGlobal, (CUdeviceptr * address, size_t *bytes, CUmodule module, const char *name))
 FAILS(cuPointerGetAttribute, (void *value, CUpointer_attribute attribute, CUdeviceptr address))
 FAILS(cuDeviceGetPCIBusId, (char *text, int bytes, CUdevice device))
@@ -153,6 +173,15 @@ CUresult cuMemAlloc(CUdeviceptr *address, size_t bytes) {
 
 CUresult cuMemFree(CUdeviceptr address) {
     return unmap((void *)(uintptr_t)address);
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment,
+                             CUdeviceptr wanted, unsigned long long flags) {
+    return cuMemAlloc(address, bytes);
+}
+
+CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
+    return cuMemFree(address);
 }
 
 CUresult cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {

@@ -339,6 +339,8 @@ T_CASE(errors_an_abort_ends_a_wait) {
     megamoe_workspace_detail d = MEGAMOE_INIT(megamoe_workspace_detail);
     T_STATUS(megamoe_workspace_status(x.f.rank[0].workspace, &d), MEGAMOE_EPEER);
     T_EQ_INT(d.phase, MEGAMOE_PHASE_COUNT);
+    T_EQ_INT(d.rank, 1);
+    T_CONTAINS(d.message, "rank 1 has aborted");
     T_CHECK_MSG(gpu_batch_untouched(&x.buffers), "y was written");
     fleet_close(&x.f);
     close_streams(&c);

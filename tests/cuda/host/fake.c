@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#define _GNU_SOURCE
 #include "fake.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "cuda/cubins.h"
 
@@ -34,6 +39,144 @@ static CUresult mem_free(CUdeviceptr address) {
     free(fake_memory(address));
     fake.allocations--;
     return CUDA_SUCCESS;
+}
+
+/* ---- pages: a handle is a memfd + 1 ---- */
+
+enum { PAGE = 2 << 20, GPUS = 4 };
+
+static CUresult take_one(void) {
+    if (fake.allocations_left == 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    fake.allocations_left--;
+    fake.allocations++;
+    return CUDA_SUCCESS;
+}
+
+static CUresult device_count(int *count) {
+    *count = GPUS;
+    return CUDA_SUCCESS;
+}
+
+static CUresult device_get(CUdevice *device, int ordinal) {
+    *device = ordinal;
+    return CUDA_SUCCESS;
+}
+
+static CUresult device_uuid(CUuuid *uuid, CUdevice device) {
+    *uuid = (CUuuid){{(char)device}};
+    return CUDA_SUCCESS;
+}
+
+static CUresult device_attribute(int *value, CUdevice_attribute attribute, CUdevice device) {
+    (void)device;
+    *value = attribute == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ? !fake.no_pages
+             : attribute == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+                 ? !fake.no_descriptors
+                 : 0;
+    return CUDA_SUCCESS;
+}
+
+static CUresult can_access(int *can, CUdevice device, CUdevice peer) {
+    *can = (fake.unreachable >> device & 1) == 0 && (fake.unreachable >> peer & 1) == 0;
+    return CUDA_SUCCESS;
+}
+
+static CUresult granularity(size_t *bytes, const CUmemAllocationProp *prop,
+                            CUmemAllocationGranularity_flags option) {
+    *bytes = PAGE;
+    return prop->type == CU_MEM_ALLOCATION_TYPE_PINNED &&
+                   option == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult pages_create(CUmemGenericAllocationHandle *handle, size_t bytes,
+                             const CUmemAllocationProp *prop, unsigned long long flags) {
+    if (bytes % PAGE || flags || prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        prop->allocFlags.gpuDirectRDMACapable)
+        return CUDA_ERROR_INVALID_VALUE;
+    const CUresult taken = take_one();
+    if (taken != CUDA_SUCCESS)
+        return taken;
+    const int fd = memfd_create("pages", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *handle = (CUmemGenericAllocationHandle)fd + 1;
+    return CUDA_SUCCESS;
+}
+
+static int fd_of(CUmemGenericAllocationHandle handle) {
+    return (int)handle - 1;
+}
+
+static CUresult pages_release(CUmemGenericAllocationHandle handle) {
+    close(fd_of(handle));
+    fake.allocations--;
+    return CUDA_SUCCESS;
+}
+
+static CUresult pages_export(void *shareable, CUmemGenericAllocationHandle handle,
+                             CUmemAllocationHandleType type, unsigned long long flags) {
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    *(int *)shareable = dup(fd_of(handle));
+    return CUDA_SUCCESS;
+}
+
+static CUresult pages_import(CUmemGenericAllocationHandle *handle, void *shareable,
+                             CUmemAllocationHandleType type) {
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_INVALID_VALUE;
+    const CUresult taken = take_one();
+    if (taken == CUDA_SUCCESS)
+        *handle = (CUmemGenericAllocationHandle)dup((int)(uintptr_t)shareable) + 1;
+    return taken;
+}
+
+static CUresult reserve(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr wanted,
+                        unsigned long long flags) {
+    if (bytes % PAGE || alignment || wanted || flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    const CUresult taken = take_one();
+    if (taken == CUDA_SUCCESS)
+        *address = (CUdeviceptr)(uintptr_t)mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS,
+                                                -1, 0);
+    return taken;
+}
+
+static CUresult unreserve(CUdeviceptr address, size_t bytes) {
+    munmap(fake_memory(address), bytes);
+    fake.allocations--;
+    return CUDA_SUCCESS;
+}
+
+static CUresult pages_map(CUdeviceptr address, size_t bytes, size_t offset,
+                          CUmemGenericAllocationHandle handle, unsigned long long flags) {
+    struct stat status;
+    if (offset || flags || fstat(fd_of(handle), &status) != 0 || (size_t)status.st_size != bytes)
+        return CUDA_ERROR_INVALID_VALUE;
+    /* Nothing is to be seen of it before access is given. */
+    return mmap(fake_memory(address), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, fd_of(handle), 0) ==
+                   MAP_FAILED
+               ? CUDA_ERROR_INVALID_VALUE
+               : CUDA_SUCCESS;
+}
+
+static CUresult pages_unmap(CUdeviceptr address, size_t bytes) {
+    mmap(fake_memory(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    return CUDA_SUCCESS;
+}
+
+static CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access,
+                           size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+            access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+            return CUDA_ERROR_INVALID_VALUE;
+    const bool first = mprotect(fake_memory(address), bytes, PROT_READ | PROT_WRITE) == 0;
+    fake.granted += (int32_t)count;
+    return first ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 static CUresult host_alloc(void **memory, size_t bytes, unsigned flags) {
@@ -125,6 +268,21 @@ mm_cuda_device fake_open(int32_t ordinal) {
     mm_cu = (mm_cuda_driver){
         .cuMemAlloc = mem_alloc,
         .cuMemFree = mem_free,
+        .cuDeviceGetCount = device_count,
+        .cuDeviceGet = device_get,
+        .cuDeviceGetUuid = device_uuid,
+        .cuDeviceGetAttribute = device_attribute,
+        .cuDeviceCanAccessPeer = can_access,
+        .cuMemGetAllocationGranularity = granularity,
+        .cuMemCreate = pages_create,
+        .cuMemRelease = pages_release,
+        .cuMemExportToShareableHandle = pages_export,
+        .cuMemImportFromShareableHandle = pages_import,
+        .cuMemAddressReserve = reserve,
+        .cuMemAddressFree = unreserve,
+        .cuMemMap = pages_map,
+        .cuMemUnmap = pages_unmap,
+        .cuMemSetAccess = set_access,
         .cuMemHostAlloc = host_alloc,
         .cuMemFreeHost = host_free,
         .cuMemHostGetDevicePointer = host_address,
@@ -139,8 +297,13 @@ mm_cuda_device fake_open(int32_t ordinal) {
         .cuGetErrorName = error_name,
         .cuGetErrorString = error_text,
     };
-    return (mm_cuda_device){
-        .ordinal = ordinal, .multiprocessors = 132, .max_ctas = 132, .shared_bytes = 232448};
+    return (mm_cuda_device){.ordinal = ordinal,
+                            .device = ordinal,
+                            .uuid = {{(char)ordinal}},
+                            .model = "Fake H200",
+                            .multiprocessors = 132,
+                            .max_ctas = 132,
+                            .shared_bytes = 232448};
 }
 
 megamoe_status mm_cuda_enter(const mm_cuda_device *device, CUcontext *previous) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A GPU that is host memory: addresses are pointers, copies and fills happen at once, launches are
- * written down. It stands in for src/cuda/device.c and the driver, so that the host's half of the
- * CUDA backend runs anywhere.
+ * written down. Pages that can be shared are a memfd, so that processes really share them; GPU n's
+ * UUID begins with n. It stands in for src/cuda/device.c and the driver, so that the host's half of
+ * the CUDA backend runs anywhere.
  */
 #ifndef FAKE_H
 #define FAKE_H
@@ -22,8 +23,12 @@ typedef struct fake_launch {
 } fake_launch;
 
 typedef struct fake_gpu {
-    int32_t allocations;      /* in use, pinned memory included */
+    int32_t allocations;      /* in use: memory, pinned memory, handles, mappings */
     int32_t allocations_left; /* that succeed before the next fails; negative: all do */
+    bool no_pages;            /* it has no virtual memory management */
+    bool no_descriptors;      /* ... or exports nothing */
+    uint64_t unreachable;     /* bit n: GPU n has no peer access */
+    int32_t granted;          /* other GPUs that were given access */
     int32_t functions;        /* loads of kernels so far */
     int32_t blocks_resident;  /* per multiprocessor, for occupancy */
     int32_t entered;          /* mm_cuda_enter without mm_cuda_leave */

@@ -6,6 +6,7 @@
 
 static mm_cuda_page page;
 static mm_cuda_workspace ws;
+static const char *cause = ""; /* why the ranks gave up */
 
 static void start(void) {
     page = (mm_cuda_page){.aborted = 0};
@@ -19,8 +20,8 @@ static void start(void) {
 static megamoe_workspace_detail report(mm_cuda_found found) {
     megamoe_workspace_detail detail = {.status = MEGAMOE_OK};
     page.found = found;
-    T_CHECK(mm_cuda_workspace_found(&ws, &detail));
-    T_CHECK(!mm_cuda_workspace_found(&ws, &detail));
+    T_CHECK(mm_cuda_workspace_found(&ws, cause, &detail));
+    T_CHECK(!mm_cuda_workspace_found(&ws, cause, &detail));
     T_EQ_INT(detail.status, found.status);
     T_EQ_INT(detail.phase, found.phase);
     T_EQ_INT(detail.rank, found.rank);
@@ -31,7 +32,7 @@ static megamoe_workspace_detail report(mm_cuda_found found) {
 T_CASE(nothing_is_found_before_a_report) {
     start();
     megamoe_workspace_detail detail = {.rank = 77};
-    T_CHECK(!mm_cuda_workspace_found(&ws, &detail));
+    T_CHECK(!mm_cuda_workspace_found(&ws, cause, &detail));
     T_EQ_INT(detail.rank, 77);
 }
 
@@ -79,7 +80,12 @@ T_CASE(waits_that_end) {
         "forward 4, rank 2, counting: waiting for rank 1: the deadline has passed");
     T_EQ_STR(
         report((mm_cuda_found){5, MEGAMOE_EPEER, MEGAMOE_PHASE_EXPERTS, -1, -1, -1, 0}).message,
-        "forward 5, rank 2, experts: a rank has aborted");
+        "forward 5, rank 2, experts: another rank has given up");
+    cause = "the process of rank 3 has ended";
+    T_EQ_STR(
+        report((mm_cuda_found){7, MEGAMOE_EPEER, MEGAMOE_PHASE_COMBINE, -1, -1, -1, 0}).message,
+        "forward 7, rank 2, combine: the process of rank 3 has ended");
+    cause = "";
     T_EQ_STR(
         report((mm_cuda_found){6, MEGAMOE_ETIMEDOUT, MEGAMOE_PHASE_COMBINE, 0, -1, -1, 0}).message,
         "forward 6, rank 2, combine: waiting for rank 0: the deadline has passed");

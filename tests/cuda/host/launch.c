@@ -16,6 +16,7 @@ enum { HIDDEN = 300, INTERMEDIATE = 260, EXPERTS = 12, TOPK = 3, TOKENS = 40, RA
 typedef struct fixture {
     mm_cuda_device device;
     int32_t ranks;
+    megamoe_comm *comms[RANKS_MAX];
     mm_placement placements[RANKS_MAX];
     mm_cuda_layer layers[RANKS_MAX];
     mm_cuda_workspace *workspaces[RANKS_MAX];
@@ -48,12 +49,12 @@ static void open_layer(fixture *f, int32_t rank, megamoe_format format, const in
 }
 
 /* Brings the workspaces of all ranks together. */
-static megamoe_status meet(mm_cuda_workspace *workspace, mm_cuda_workspace *const *all,
-                           int32_t ranks) {
+static megamoe_status meet(mm_cuda_workspace *workspace, megamoe_comm *comm,
+                           mm_cuda_workspace *const *all, int32_t ranks) {
     mm_cuda_card cards[MM_CUDA_FOLDED_MAX];
     for (int32_t r = 0; r < ranks; r++)
         cards[r] = mm_cuda_workspace_card(all[r]);
-    return mm_cuda_workspace_meet(workspace, cards);
+    return mm_cuda_workspace_meet(workspace, comm, cards);
 }
 
 /* In place: layers and workspaces point into the fixture. */
@@ -63,13 +64,15 @@ static void open_all(fixture *f, int32_t ranks, megamoe_format format,
     f->y = (megamoe_view){y_data, MEGAMOE_DTYPE_BF16, TOKENS, HIDDEN};
     megamoe_shape scaled = shape;
     scaled.input_scale = input_scale;
+    T_OK(megamoe_comm_folded(ranks, f->comms));
     for (int32_t r = 0; r < ranks; r++) {
         open_layer(f, r, format, NULL);
-        T_OK(mm_cuda_workspace_open(&scaled, &capacity, r, ranks, &f->device, &f->workspaces[r]));
+        T_OK(
+            mm_cuda_workspace_open(&scaled, &capacity, f->comms[r], &f->device, &f->workspaces[r]));
         f->calls[r] = (mm_cuda_call){&f->layers[r], f->workspaces[r], &f->y};
     }
     for (int32_t r = 0; r < ranks; r++)
-        T_OK(meet(f->workspaces[r], f->workspaces, ranks));
+        T_OK(meet(f->workspaces[r], f->comms[r], f->workspaces, ranks));
 }
 
 static void close_all(fixture *f) {
@@ -77,6 +80,7 @@ static void close_all(fixture *f) {
         mm_cuda_workspace_close(f->workspaces[r]);
         mm_cuda_layer_close(&f->layers[r]);
         mm_placement_close(&f->placements[r]);
+        megamoe_comm_close(f->comms[r]);
     }
     T_EQ_INT(fake.allocations, 0);
     T_EQ_INT(fake.entered, 0);
@@ -154,16 +158,24 @@ T_CASE(memory_that_runs_out_is_given_back) {
         T_EQ_INT(fake.allocations, 0);
     }
     mm_cuda_workspace *ws = NULL;
-    for (int32_t k = 0; k < 3; k++) {
-        fake.allocations_left = k;
-        T_STATUS(mm_cuda_workspace_open(&shape, &capacity, 0, 1, &f.device, &ws), MEGAMOE_ENOMEM);
-        T_CHECK(!ws);
-        T_EQ_INT(fake.allocations, 0);
+    for (int32_t ranks = 1; ranks <= 2; ranks++) {
+        const int32_t needed = ranks == 1 ? 3 : 4; /* several ranks: pages and where they are */
+        megamoe_comm *comms[2];
+        T_OK(megamoe_comm_folded(ranks, comms));
+        for (int32_t k = 0; k < needed; k++) {
+            fake.allocations_left = k;
+            T_STATUS(mm_cuda_workspace_open(&shape, &capacity, comms[0], &f.device, &ws),
+                     MEGAMOE_ENOMEM);
+            T_CHECK(!ws);
+            T_EQ_INT(fake.allocations, 0);
+        }
+        T_CONTAINS(megamoe_last_error(), "CUDA_ERROR_OUT_OF_MEMORY");
+        fake.allocations_left = needed;
+        T_OK(mm_cuda_workspace_open(&shape, &capacity, comms[0], &f.device, &ws));
+        mm_cuda_workspace_close(ws);
+        for (int32_t r = 0; r < ranks; r++)
+            megamoe_comm_close(comms[r]);
     }
-    T_CONTAINS(megamoe_last_error(), "CUDA_ERROR_OUT_OF_MEMORY");
-    fake.allocations_left = 3;
-    T_OK(mm_cuda_workspace_open(&shape, &capacity, 0, 1, &f.device, &ws));
-    mm_cuda_workspace_close(ws);
     close_all(&f);
 }
 
@@ -194,20 +206,12 @@ T_CASE(a_workspace_begins_with_zeros) {
 T_CASE(ranks_are_limited) {
     mm_cuda_device device = fake_open(0);
     mm_cuda_workspace *ws = NULL;
-    T_STATUS(mm_cuda_workspace_open(&shape, &capacity, 0, 65, &device, &ws), MEGAMOE_EINVAL);
+    megamoe_comm *comms[65];
+    T_OK(megamoe_comm_folded(65, comms));
+    T_STATUS(mm_cuda_workspace_open(&shape, &capacity, comms[0], &device, &ws), MEGAMOE_EINVAL);
     T_CONTAINS(megamoe_last_error(), "65 ranks; expected 1..64");
-}
-
-T_CASE(ranks_on_two_gpus_do_not_meet) {
-    mm_cuda_device devices[2] = {fake_open(0), fake_open(1)};
-    mm_cuda_workspace *ws[2];
-    for (int32_t r = 0; r < 2; r++)
-        T_OK(mm_cuda_workspace_open(&shape, &capacity, r, 2, &devices[r], &ws[r]));
-    T_STATUS(meet(ws[0], ws, 2), MEGAMOE_EUNSUPPORTED);
-    T_CONTAINS(megamoe_last_error(), "rank 0 is on cuda:0 and rank 1 on cuda:1");
-    mm_cuda_workspace_close(ws[0]);
-    mm_cuda_workspace_close(ws[1]);
-    mm_cuda_workspace_close(NULL);
+    for (int32_t r = 0; r < 65; r++)
+        megamoe_comm_close(comms[r]);
 }
 
 T_CASE(the_epoch_can_be_set) {
@@ -234,7 +238,7 @@ T_CASE(the_epoch_can_be_set) {
     T_EQ_INT(state->left, 0);
     T_EQ_INT(mm_cuda_workspace_epoch(ws), 0xFFFFFFF0);
     megamoe_workspace_detail detail;
-    T_CHECK(!mm_cuda_workspace_found(ws, &detail));
+    T_CHECK(!mm_cuda_workspace_found(ws, "", &detail));
     close_all(&f);
 }
 
@@ -560,11 +564,11 @@ T_CASE(calls_that_do_not_belong_together_are_refused) {
     static fixture f;
     open_all(&f, 2, MEGAMOE_FORMAT_MXFP4, MEGAMOE_SCALE_TOKEN);
     mm_cuda_workspace *stranger = NULL;
-    T_OK(mm_cuda_workspace_open(&shape, &capacity, 1, 2, &f.device, &stranger));
+    T_OK(mm_cuda_workspace_open(&shape, &capacity, f.comms[1], &f.device, &stranger));
     mm_cuda_call calls[2] = {f.calls[0], f.calls[1]};
     calls[1].workspace = stranger;
     T_STATUS(mm_cuda_forward(calls, 2, &chosen, NULL), MEGAMOE_ESTATE);
-    T_OK(meet(stranger, (mm_cuda_workspace *[]){f.workspaces[0], stranger}, 2));
+    T_OK(meet(stranger, f.comms[1], (mm_cuda_workspace *[]){f.workspaces[0], stranger}, 2));
     T_STATUS(mm_cuda_forward(calls, 2, &chosen, NULL), MEGAMOE_EINVAL);
     T_CONTAINS(megamoe_last_error(), "call 1 has the workspace of rank 1 of another set");
     calls[0] = f.calls[1];

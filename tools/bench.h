@@ -24,6 +24,7 @@ typedef struct bench {
     bench_target target;
     bench_layer layer;
     megamoe_device_info device;
+    int32_t rank, ranks;              /* of processes that a launcher has started; else 0 and 1 */
     int64_t tokens[BENCH_MAX_POINTS]; /* batch sizes */
     int n_tokens;
     int64_t capacity; /* of a GPU's workspace */

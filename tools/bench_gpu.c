@@ -2,6 +2,9 @@
 /*
  * The benchmark of a GPU: the forward alone, and staging alone, as graphs whose replays are timed
  * by events. What they read is not in L2: a larger buffer is overwritten before each replay.
+ *
+ * Ranks that a launcher has started measure together, each with tokens of its own. A forward takes
+ * as long as it does on the rank where it takes longest; rank 0 prints.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,14 +22,18 @@ enum { WARM_UPS = 20 };
 /* At least this much is overwritten, and at least this many times L2. */
 enum { FLUSH_BYTES = 256 << 20, FLUSH_L2_TIMES = 4 };
 
+enum { RANKS_MAX = 64 };
+
 typedef struct timing {
     double median_us, min_us, p90_us;
 } timing;
 
 typedef struct point {
     int64_t tokens;
-    int32_t experts; /* active */
+    int32_t experts; /* active, of the rank that has most */
+    int64_t routes;  /* received by the rank that has most */
     timing forward, stage;
+    double skew_us;                /* median difference between the ranks' times of a forward */
     unsigned sm_mhz;               /* while forwards ran; 0: unknown */
     megamoe_workspace_times times; /* of the last forward */
 } point;
@@ -39,9 +46,11 @@ typedef struct gpu_bench {
     megamoe_workspace *workspace;
     void *x, *y, *ids, *weights, *flush; /* device memory for the largest batch */
     size_t flush_bytes;
-    int32_t *routes; /* the ids on the host */
-    bool *seen;
-    double *times;
+    int32_t *routes;   /* the ids on the host */
+    int64_t *received; /* by this rank's experts */
+    double *times;     /* of every rank, and */
+    double *longest;   /* ... of each call, as are */
+    double *skews;
     point points[BENCH_MAX_POINTS];
 } gpu_bench;
 
@@ -59,7 +68,8 @@ static int upload_input(gpu_bench *gb, int64_t tokens) {
     const size_t bytes = (size_t)tokens * (size_t)desc->hidden * sizeof(uint16_t);
     uint16_t *x = malloc(bytes + 1);
     int code = EXIT_DONE;
-    if (x == NULL || !synth_input(gb->b->target.seed, tokens, desc->hidden, x))
+    if (x == NULL ||
+        !synth_input(gb->b->target.seed + (uint64_t)gb->b->rank, tokens, desc->hidden, x))
         code = report_error("out of memory for %" PRId64 " tokens", tokens);
     if (code == EXIT_DONE)
         code = gpu_upload(gb->g, gb->x, x, bytes);
@@ -86,9 +96,13 @@ static int open_buffers(gpu_bench *gb) {
     if (gb->flush_bytes < FLUSH_BYTES)
         gb->flush_bytes = FLUSH_BYTES;
     gb->routes = malloc(((size_t)slots + 1) * sizeof *gb->routes);
-    gb->seen = malloc((size_t)desc->experts * sizeof *gb->seen);
-    gb->times = malloc((size_t)gb->b->request->iterations * sizeof *gb->times);
-    if (gb->routes == NULL || gb->seen == NULL || gb->times == NULL)
+    gb->received = malloc(((size_t)gb->b->layer.local_experts + 1) * sizeof *gb->received);
+    const size_t iterations = (size_t)gb->b->request->iterations;
+    gb->times = malloc(((size_t)gb->b->ranks + 1) * iterations * sizeof *gb->times);
+    gb->longest = malloc(iterations * sizeof *gb->longest);
+    gb->skews = malloc(iterations * sizeof *gb->skews);
+    if (gb->routes == NULL || gb->received == NULL || gb->times == NULL || gb->longest == NULL ||
+        gb->skews == NULL)
         return report_error("out of memory for %" PRId64 " tokens", tokens);
     TRY(gpu_allocate(gb->g, "the input", row_bytes, &gb->x));
     TRY(gpu_allocate(gb->g, "the output", row_bytes, &gb->y));
@@ -143,9 +157,37 @@ static int capture(const gpu_bench *gb, megamoe_status (*fn)(const gpu_bench *gb
     return status == MEGAMOE_OK ? code : report_failure(status);
 }
 
+/* Until all ranks are here. */
+static int meet(const gpu_bench *gb) {
+    char all[RANKS_MAX], mine = 0;
+    TRY_LIBRARY(megamoe_comm_allgather(gb->b->target.comm, &mine, all, sizeof mine));
+    return EXIT_DONE;
+}
+
+/* Of each call the time of the rank that took longest, and by how much longer than the fastest. */
+static int gather_times(const gpu_bench *gb) {
+    const int iterations = (int)gb->b->request->iterations;
+    const double *mine = gb->times + (size_t)gb->b->ranks * (size_t)iterations;
+    TRY_LIBRARY(megamoe_comm_allgather(gb->b->target.comm, mine, gb->times,
+                                       (size_t)iterations * sizeof *mine));
+    for (int i = 0; i < iterations; i++) {
+        double longest = 0, shortest = gb->times[i];
+        for (int32_t r = 0; r < gb->b->ranks; r++) {
+            const double us = gb->times[r * iterations + i];
+            longest = us > longest ? us : longest;
+            shortest = us < shortest ? us : shortest;
+        }
+        gb->longest[i] = longest;
+        gb->skews[i] = longest - shortest;
+    }
+    return EXIT_DONE;
+}
+
 /* The iterations are enqueued without waiting between them, so that launching costs no time. */
 static int time_graph(const gpu_bench *gb, const gpu_graph *graph, timing *t, unsigned *sm_mhz) {
     const int iterations = (int)gb->b->request->iterations;
+    double *mine = gb->times + (size_t)gb->b->ranks * (size_t)iterations;
+    TRY(meet(gb));
     for (int i = -WARM_UPS; i < iterations; i++) {
         TRY(gpu_fill(gb->g, gb->flush, (unsigned char)i, gb->flush_bytes));
         if (i >= 0)
@@ -157,10 +199,11 @@ static int time_graph(const gpu_bench *gb, const gpu_graph *graph, timing *t, un
     *sm_mhz = gpu_sm_mhz(gb->g);
     TRY(check(gb));
     for (int i = 0; i < iterations; i++)
-        TRY(gpu_microseconds(gb->g, 2 * i, 2 * i + 1, &gb->times[i]));
-    t->median_us = bench_quantile(gb->times, iterations, 0.5);
-    t->p90_us = bench_quantile(gb->times, iterations, 0.9);
-    t->min_us = bench_quantile(gb->times, iterations, 0);
+        TRY(gpu_microseconds(gb->g, 2 * i, 2 * i + 1, &mine[i]));
+    TRY(gather_times(gb));
+    t->median_us = bench_quantile(gb->longest, iterations, 0.5);
+    t->p90_us = bench_quantile(gb->longest, iterations, 0.9);
+    t->min_us = bench_quantile(gb->longest, iterations, 0);
     return EXIT_DONE;
 }
 
@@ -174,20 +217,40 @@ static int time_call(const gpu_bench *gb, megamoe_status (*fn)(const gpu_bench *
     return code;
 }
 
+/* The work of the rank that has most of it. */
+static int count_work(const gpu_bench *gb, point *p) {
+    const int32_t n = gb->b->layer.local_experts;
+    int64_t mine[2] = {0, 0}, all[2 * RANKS_MAX];
+    TRY_LIBRARY(megamoe_workspace_receive_counts(gb->workspace, gb->received, n));
+    for (int32_t e = 0; e < n; e++) {
+        mine[0] += gb->received[e] > 0;
+        mine[1] += gb->received[e];
+    }
+    TRY_LIBRARY(megamoe_comm_allgather(gb->b->target.comm, mine, all, sizeof mine));
+    p->experts = 0;
+    p->routes = 0;
+    for (int32_t r = 0; r < gb->b->ranks; r++) {
+        p->experts = all[2 * r] > p->experts ? (int32_t)all[2 * r] : p->experts;
+        p->routes = all[2 * r + 1] > p->routes ? all[2 * r + 1] : p->routes;
+    }
+    return EXIT_DONE;
+}
+
 static int measure_point(gpu_bench *gb, point *p) {
     const bench *b = gb->b;
     const megamoe_layer_desc *desc = &b->layer.desc;
     const int64_t slots = p->tokens * desc->topk;
-    synth_routes(b->target.seed + (uint64_t)p->tokens, p->tokens, desc->experts, desc->topk,
-                 gb->routes);
-    p->experts = bench_count_experts(gb->routes, slots, desc->experts, gb->seen);
+    synth_routes(b->target.seed + (uint64_t)p->tokens + ((uint64_t)b->rank << 32), p->tokens,
+                 desc->experts, desc->topk, gb->routes);
     TRY(gpu_upload(gb->g, gb->ids, gb->routes, (size_t)slots * sizeof *gb->routes));
     TRY_LIBRARY(stage(gb, p->tokens));
     TRY_LIBRARY(forward(gb, p->tokens));
     TRY(check(gb));
+    TRY(count_work(gb, p));
     unsigned ignored;
     TRY(time_call(gb, stage, p->tokens, &p->stage, &ignored));
     TRY(time_call(gb, forward, p->tokens, &p->forward, &p->sm_mhz));
+    p->skew_us = bench_quantile(gb->skews, b->request->iterations, 0.5);
     p->times = (megamoe_workspace_times)MEGAMOE_INIT(megamoe_workspace_times);
     TRY_LIBRARY(megamoe_workspace_get_times(gb->workspace, &p->times));
     return EXIT_DONE;
@@ -196,7 +259,8 @@ static int measure_point(gpu_bench *gb, point *p) {
 static int measure_points(gpu_bench *gb) {
     const bench *b = gb->b;
     progress bar;
-    const megamoe_progress shown = progress_begin(&bar, "measuring");
+    const megamoe_progress shown =
+        b->rank == 0 ? progress_begin(&bar, "measuring") : (megamoe_progress){0};
     int code = EXIT_DONE;
     for (int i = 0; code == EXIT_DONE && i < b->n_tokens; i++) {
         if (shown.fn != NULL)
@@ -204,7 +268,8 @@ static int measure_points(gpu_bench *gb) {
         gb->points[i].tokens = b->tokens[i];
         code = measure_point(gb, &gb->points[i]);
     }
-    progress_end(&bar);
+    if (b->rank == 0)
+        progress_end(&bar);
     return code;
 }
 
@@ -243,8 +308,7 @@ static figures figures_of(const gpu_bench *gb, const point *p) {
     const bench *b = gb->b;
     const megamoe_layer_desc *desc = &b->layer.desc;
     const double bytes = (double)p->experts * (double)b->layer.stored_bytes;
-    const double operations =
-        6.0 * (double)p->tokens * desc->topk * desc->hidden * desc->intermediate;
+    const double operations = 6.0 * (double)p->routes * desc->hidden * desc->intermediate;
     const double read_gbs = mean(gb->before.read_gbs, gb->after.read_gbs);
     const double mma_tflops = mean(gb->before.mma_tflops, gb->after.mma_tflops);
     const bench_nominal *nominal = bench_nominal_of(b->device.model);
@@ -255,7 +319,7 @@ static figures figures_of(const gpu_bench *gb, const point *p) {
         f.nominal_us =
             larger(bytes / nominal->read_gbs / 1e3, operations / nominal->mma_tflops / 1e6);
     /* Of the geometry as it is, not of one with other experts. */
-    if (b->geometry != NULL && b->geometry->experts == desc->experts)
+    if (b->ranks == 1 && b->geometry != NULL && b->geometry->experts == desc->experts)
         f.published = bench_published_of(b->device.model, b->geometry->name, p->tokens);
     return f;
 }
@@ -278,6 +342,9 @@ static json_t *point_json(const gpu_bench *gb, const point *p) {
                   timing_json(&p->stage), "floor_us", f.floor_us, "floor_share",
                   f.floor_us / p->forward.median_us, "weight_gbs", f.gbs, "tflops", f.tflops);
     json_object_set_new(object, "times_us", times_json(&p->times));
+    if (gb->b->ranks > 1)
+        json_object_update_new(object, json_pack("{s:I, s:f}", "routes_received",
+                                                 (json_int_t)p->routes, "skew_us", p->skew_us));
     if (f.nominal_us > 0)
         json_object_set_new(object, "nominal_floor_us", json_real(f.nominal_us));
     if (p->sm_mhz > 0)
@@ -321,6 +388,8 @@ static int print_json(const gpu_bench *gb) {
     json_t *object = bench_json(b);
     if (b->geometry != NULL)
         json_object_set_new(object, "geometry", json_string(b->geometry->name));
+    if (b->ranks > 1)
+        json_object_set_new(object, "ranks", json_integer(b->ranks));
     json_object_update_new(
         object,
         json_pack("{s:I, s:I, s:I, s:o, s:I, s:I, s:o, s:{s:[f, f], s:[f, f], s:[f, f]}}",
@@ -350,9 +419,13 @@ static void print_share(double floor_us, double us) {
 }
 
 static void print_points(const gpu_bench *gb) {
-    printf("\n%6s %7s %9s %9s %9s %8s %14s %14s %8s %8s %9s %6s %9s\n", "tokens", "experts",
-           "median us", "min us", "p90 us", "stage us", "floor us   of", "nominal   of", "GB/s",
-           "TFLOP/s", "public us", "times", "target us");
+    const bool several = gb->b->ranks > 1;
+    printf("\n%6s %7s %9s %9s %9s %8s %14s %14s %8s %8s", "tokens", "experts", "median us",
+           "min us", "p90 us", "stage us", "floor us   of", "nominal   of", "GB/s", "TFLOP/s");
+    if (several)
+        printf(" %9s\n", "skew us");
+    else
+        printf(" %9s %6s %9s\n", "public us", "times", "target us");
     for (int i = 0; i < gb->b->n_tokens; i++) {
         const point *p = &gb->points[i];
         const figures f = figures_of(gb, p);
@@ -364,6 +437,8 @@ static void print_points(const gpu_bench *gb) {
         if (f.published != NULL)
             printf(" %9.1f %6.2f %9.0f", f.published->public_us,
                    f.published->public_us / p->forward.median_us, f.published->target_us);
+        if (several)
+            printf(" %9.1f", p->skew_us);
         printf("\n");
     }
     printf("\n");
@@ -395,6 +470,11 @@ static void print_workspace(const gpu_bench *gb) {
 static int print_text(const gpu_bench *gb) {
     const bench *b = gb->b;
     bench_print_layer(b);
+    if (b->ranks > 1)
+        report_line("ranks",
+                    "%d processes; a forward's time is that of the slowest rank, skew is "
+                    "how much longer that takes than the fastest",
+                    b->ranks);
     report_line("device", "%s, %s, %d multiprocessors, driver %s", b->device.model, b->device.tier,
                 b->device.multiprocessors,
                 gb->facts.driver[0] != '\0' ? gb->facts.driver : "unknown");
@@ -424,13 +504,15 @@ int bench_on_gpu(const bench *b) {
     gb->b = b;
     gb->before.struct_size = gb->after.struct_size = sizeof gb->before;
     int code = measure(gb);
-    if (code == EXIT_DONE)
+    if (code == EXIT_DONE && b->rank == 0)
         code = (b->request->json ? print_json : print_text)(gb);
     megamoe_workspace_close(gb->workspace);
     gpu_close(gb->g);
     free(gb->routes);
-    free(gb->seen);
+    free(gb->received);
     free(gb->times);
+    free(gb->longest);
+    free(gb->skews);
     free(gb);
     return code;
 }

@@ -14,7 +14,7 @@
 #include "models.h"
 #include "options.h"
 #include "parallel.h"
-#include "ranks.h"
+#include "rank.h"
 
 /* Defaults that depend on the device. */
 static const char cpu_tokens[] = "1,16,64", cpu_geometry[] = "A";
@@ -100,6 +100,25 @@ static void record_run(bench *b, int argc, char **argv) {
     strftime(b->date, sizeof b->date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
 }
 
+/*
+ * Meets the other ranks if a launcher has started this process as one of several. Ranks of the CPU
+ * share memory bandwidth, so there a layer is measured by one process.
+ */
+static int join_ranks(bench *b, bool gpu) {
+    const megamoe_status status = megamoe_comm_from_env(NULL, &b->target.comm);
+    if (status == MEGAMOE_ENOTFOUND)
+        TRY_LIBRARY(megamoe_comm_self(&b->target.comm));
+    else if (status != MEGAMOE_OK)
+        return report_failure(status);
+    b->rank = megamoe_comm_rank(b->target.comm);
+    b->ranks = megamoe_comm_size(b->target.comm);
+    if (b->ranks > 1 && !gpu)
+        return report_error("bench: a launcher has started %d ranks; --device %s is measured by "
+                            "one process",
+                            b->ranks, b->request->device);
+    return EXIT_DONE;
+}
+
 static int open_layer(bench *b, bool gpu) {
     const bench_request *request = b->request;
     const megamoe_format format = (megamoe_format)(request->format + 1);
@@ -120,17 +139,16 @@ static int open_layer(bench *b, bool gpu) {
     b->geometry = bench_geometry_find(name);
     if (b->geometry == NULL)
         return EXIT_BAD_INPUT;
-    const megamoe_layer_desc desc =
+    megamoe_layer_desc desc =
         bench_geometry_layer(b->geometry, request->format < 0 ? MEGAMOE_FORMAT_MXFP4 : format);
+    desc.experts *= b->ranks; /* those of a geometry are one rank's */
     return bench_layer_synthetic(&b->target, b->geometry->what, &desc, &b->layer);
 }
 
 static int execute(bench *b, bool gpu) {
-    megamoe_device_options options = MEGAMOE_INIT(megamoe_device_options);
-    options.threads = (int32_t)b->request->threads;
     b->device = (megamoe_device_info)MEGAMOE_INIT(megamoe_device_info);
-    TRY_LIBRARY(megamoe_comm_self(&b->target.comm));
-    TRY_LIBRARY(megamoe_device_open(b->request->device, &options, &b->target.device));
+    TRY(join_ranks(b, gpu));
+    TRY(rank_open_device(b->request->device, b->target.threads, b->target.comm, &b->target.device));
     TRY_LIBRARY(megamoe_device_describe(b->target.device, &b->device));
     TRY(open_layer(b, gpu));
     return (gpu ? bench_on_gpu : bench_on_cpu)(b);
@@ -213,6 +231,8 @@ int cmd_bench(int argc, char **argv) {
     b.target.seed = (uint64_t)request.seed;
     b.target.threads = (int32_t)request.threads;
     code = execute(&b, gpu);
+    if (code != EXIT_DONE && b.ranks > 1)
+        megamoe_comm_abort(b.target.comm);
     megamoe_layer_close(b.layer.layer);
     megamoe_device_close(b.target.device);
     megamoe_comm_close(b.target.comm);

@@ -51,6 +51,20 @@ megamoe_status rank_stage(rank *r, void *stream);
 /* Stages and computes on the CPU, timed. */
 megamoe_status rank_forward(rank *r);
 
+/*
+ * The same on the rank's GPU, whose memory takes the views' content and gives y back. Prints its
+ * error and returns an exit code.
+ */
+int rank_forward_on_gpu(rank *r);
+
+/*
+ * Opens the device of a rank that is a process: "cuda" is the GPU whose number is LOCAL_RANK,
+ * counted again from 0 where there are more ranks than GPUs. Prints its error and returns an exit
+ * code.
+ */
+int rank_open_device(const char *name, int32_t threads, const megamoe_comm *comm,
+                     megamoe_device **device);
+
 /* What its experts received in the last forward. */
 megamoe_status rank_count_received(rank *r);
 

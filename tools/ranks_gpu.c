@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The folded ranks of one GPU: one thread, one device, one launch. */
+/* Ranks on GPUs: folded ones on one GPU in one launch, and one that is a process. */
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "gpu.h"
+#include "parallel.h"
 #include "rank.h"
 #include "report.h"
 
@@ -87,5 +90,71 @@ int ranks_run_folded(rank *ranks, void *y) {
         code = run(g, ranks, calls, y);
     gpu_close(g);
     free(calls);
+    return code;
+}
+
+/* ---- a rank that is a process ---- */
+
+enum { DEVICE_BYTES = 32 };
+
+static int choose_gpu(const megamoe_comm *comm, char chosen[DEVICE_BYTES]) {
+    const char *text = getenv("LOCAL_RANK");
+    const long local = text != NULL ? strtol(text, NULL, 10) : megamoe_comm_rank(comm);
+    int32_t gpus = 0;
+    TRY_LIBRARY(megamoe_device_count("cuda", &gpus));
+    snprintf(chosen, DEVICE_BYTES, "cuda:%ld", local > 0 && gpus > 0 ? local % gpus : 0);
+    return EXIT_DONE;
+}
+
+int rank_open_device(const char *name, int32_t threads, const megamoe_comm *comm,
+                     megamoe_device **device) {
+    char chosen[DEVICE_BYTES];
+    if (strcmp(name, "cuda") == 0) {
+        TRY(choose_gpu(comm, chosen));
+        name = chosen;
+    }
+    megamoe_device_options options = MEGAMOE_INIT(megamoe_device_options);
+    options.threads = threads;
+    options.first_core = threads * megamoe_comm_rank(comm);
+    options.no_pinning = threads * megamoe_comm_size(comm) > parallel_cores();
+    TRY_LIBRARY(megamoe_device_open(name, &options, device));
+    return EXIT_DONE;
+}
+
+static size_t view_bytes(const rank *r, const megamoe_view *view) {
+    const size_t element = view->dtype == MEGAMOE_DTYPE_BF16  ? 2
+                           : view->dtype == MEGAMOE_DTYPE_I64 ? 8
+                                                              : 4;
+    const bool wide = view->dtype == MEGAMOE_DTYPE_BF16;
+    return (size_t)r->tokens * element * (size_t)(wide ? r->source->layer.hidden : r->inputs->topk);
+}
+
+static int forward_in_memory(gpu *g, rank *r) {
+    megamoe_view *const views[] = {&r->x, &r->topk_ids, &r->topk_weights};
+    static const char *const names[] = {"the input", "expert ids", "routing weights"};
+    for (int i = 0; i < 3; i++)
+        TRY(upload(g, names[i], views[i]->data, view_bytes(r, views[i]), &views[i]->data));
+    void *const host = r->y.data;
+    const size_t bytes = view_bytes(r, &r->y);
+    TRY(gpu_allocate(g, "the output", bytes, &r->y.data));
+    TRY(gpu_fill(g, r->y.data, 0xFF, bytes));
+    TRY(gpu_wait(g));
+    const double start = rank_now_ms();
+    TRY_LIBRARY(rank_stage(r, gpu_stream(g)));
+    TRY_LIBRARY(megamoe_forward(r->layer, r->workspace, &r->y, gpu_stream(g)));
+    TRY(gpu_wait(g));
+    r->forward_ms = rank_now_ms() - start;
+    TRY_LIBRARY(megamoe_workspace_status(r->workspace, NULL));
+    TRY(gpu_download(g, host, r->y.data, bytes));
+    r->y.data = host;
+    return EXIT_DONE;
+}
+
+int rank_forward_on_gpu(rank *r) {
+    gpu *g = NULL;
+    int code = gpu_open(&r->device_info, &g);
+    if (code == EXIT_DONE)
+        code = forward_in_memory(g, r);
+    gpu_close(g);
     return code;
 }

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "parallel.h"
 #include "rank.h"
 #include "report.h"
 
@@ -12,20 +11,23 @@ enum { GATHER_BYTES = 1 << 20 };
 
 static int open_device(rank *r) {
     const ranks_options *o = r->options;
-    megamoe_device_options options = MEGAMOE_INIT(megamoe_device_options);
-    options.threads = o->threads > o->ranks ? o->threads / o->ranks : 1;
-    options.first_core = options.threads * megamoe_comm_rank(r->comm);
-    options.no_pinning = options.threads * o->ranks > parallel_cores();
-    TRY_LIBRARY(megamoe_device_open(o->device, &options, &r->device));
+    TRY(rank_open_device(o->device, o->threads > o->ranks ? o->threads / o->ranks : 1, r->comm,
+                         &r->device));
     TRY_LIBRARY(megamoe_device_describe(r->device, &r->device_info));
     return EXIT_DONE;
 }
 
 static int work(rank *r) {
+    const bool gpu = ranks_on_gpu(r->options->device);
+    /* On a GPU rows take memory whether they are used or not, and whatever the routes are fits. */
+    const int64_t routes = gpu ? r->inputs->tokens * r->inputs->topk : 0;
     TRY(open_device(r));
-    TRY_LIBRARY(rank_create(r, 0));
+    TRY_LIBRARY(rank_create(r, gpu && routes == 0 ? 1 : routes));
     TRY_LIBRARY(megamoe_prewarm(r->layer, r->workspace));
-    TRY_LIBRARY(rank_forward(r));
+    if (gpu)
+        TRY(rank_forward_on_gpu(r));
+    else
+        TRY_LIBRARY(rank_forward(r));
     TRY_LIBRARY(rank_count_received(r));
     return EXIT_DONE;
 }

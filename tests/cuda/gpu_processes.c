@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ranks that are processes: each on a GPU of its own, or two that take turns on one. Their parent
+ * never uses the driver, so these cases come before all others of this program.
+ */
+#define _GNU_SOURCE
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cuda/workspace.h"
+#include "gpu_ranks.h"
+
+enum { TOKENS = 90, TOPK = 3, HIDDEN = 416, EXPERTS = 11, BATCHES = 6, SLOW_DEADLINE_MS = 60000 };
+
+static const model_recipe recipe = {MEGAMOE_FORMAT_MXFP4, HIDDEN,        224, EXPERTS,
+                                    MEGAMOE_DTYPE_BF16,   {1.702f, 1, 7}};
+static const model_recipe recipe_nvfp4 = {MEGAMOE_FORMAT_NVFP4, HIDDEN,    224, EXPERTS,
+                                          MEGAMOE_DTYPE_NONE,   {1, 0, 10}};
+
+/* What ranks compute, made before they are forked. */
+typedef struct work {
+    model m;
+    setup s;
+    batch b[BATCHES];
+    uint16_t *want[BATCHES];
+    int32_t gpus, forwards, max_ctas;
+    _Atomic int32_t *shared; /* [SHARED]: among all processes */
+} work;
+
+enum { SHARED_READY, SHARED_KILLED_MS, SHARED_WORDS = 16 };
+
+static work work_open(const model_recipe *of, megamoe_input_scale scale, int32_t gpus,
+                      uint64_t stream) {
+    work w = {.gpus = gpus, .forwards = 20, .shared = crew_share(SHARED_WORDS * sizeof(int32_t))};
+    t_random r = t_random_start(stream);
+    w.m = model_open(of, &r);
+    w.s = (setup){.weights = w.m.weights,
+                  .deadline_ms = gpus > 1 ? GPU_DEADLINE_MS : SLOW_DEADLINE_MS,
+                  .topk = TOPK,
+                  .tokens = TOKENS,
+                  .pool_rows = (int64_t)TOKENS * TOPK,
+                  .input_scale = scale};
+    static const int64_t sizes[BATCHES] = {TOKENS, 1, 0, 17, 64, 2};
+    for (int i = 0; i < BATCHES; i++) {
+        w.b[i] = batch_random(&w.m, sizes[i], TOPK, (routing)(i % 3), &r);
+        batch_mask(&w.b[i], 7, &r);
+        w.want[i] = gpu_rows(&w.b[i]);
+        gpu_reference(&w.s, &w.b[i], w.want[i]);
+    }
+    return w;
+}
+
+static void work_close(work *w) {
+    for (int i = 0; i < BATCHES; i++) {
+        free(w->want[i]);
+        batch_free(&w->b[i]);
+    }
+    model_close(&w->m);
+    crew_unshare((void *)w->shared, SHARED_WORDS * sizeof(int32_t));
+}
+
+static void member_open(const member *m, gpu_rank *g) {
+    const work *w = m->argument;
+    gpu_member_open(m, &w->s, m->rank % w->gpus, w->max_ctas, g);
+}
+
+static void member_close(gpu_rank *g) {
+    megamoe_comm *comm = g->r.comm;
+    gpu_rank_close(g);
+    megamoe_comm_close(comm);
+}
+
+/* Batches of all sizes in turn, spread over the ranks; every rank checks its rows. */
+static void compute(const member *m) {
+    const work *w = m->argument;
+    gpu_rank g;
+    member_open(m, &g);
+    uint16_t *y = gpu_rows(&w->b[0]);
+    for (int32_t i = 0; i < w->forwards; i++) {
+        const batch *b = &w->b[i % BATCHES];
+        int64_t first;
+        const batch part = share_of(b, m->rank, m->size, &first);
+        gpu_rank_stage(&g, &part);
+        T_OK(gpu_rank_forward(&g));
+        gpu_rank_result(&g, y);
+        T_OK(megamoe_workspace_status(g.r.workspace, NULL));
+        T_REQUIRE(gpu_same(y, w->want[i % BATCHES] + first * HIDDEN, &part,
+                           "rank %d of %d, forward %d", m->rank, m->size, i));
+    }
+    free(y);
+    member_close(&g);
+}
+
+static void check_crew(const model_recipe *of, megamoe_input_scale scale, int32_t gpus,
+                       int32_t ranks, int32_t max_ctas, uint64_t stream) {
+    work w = work_open(of, scale, gpus, stream);
+    w.max_ctas = max_ctas;
+    const int64_t start = crew_now_ms();
+    crew_run(ranks, compute, &w);
+    printf("  %d processes on %d GPUs: %d forwards and creation in %d ms\n", ranks, gpus,
+           w.forwards, (int)(crew_now_ms() - start));
+    work_close(&w);
+}
+
+T_CASE(processes_compute_on_gpus_of_their_own) {
+    const int32_t gpus = gpu_count(2, 2);
+    check_crew(&recipe, MEGAMOE_SCALE_TOKEN, gpus, 2, 0, 1);
+    check_crew(&recipe, MEGAMOE_SCALE_BLOCK, gpus, 2, 0, 2);
+    check_crew(&recipe_nvfp4, MEGAMOE_SCALE_BLOCK, gpus, 2, 0, 3);
+}
+
+/* Kernels of different processes take turns; each waits for the other's turn. */
+T_CASE(processes_share_a_gpu) {
+    (void)gpu_count(1, 1);
+    check_crew(&recipe, MEGAMOE_SCALE_BLOCK, 1, 2, 64, 4);
+}
+
+T_CASE(processes_share_two_gpus) {
+    (void)gpu_count(2, 2);
+    check_crew(&recipe, MEGAMOE_SCALE_BLOCK, 2, 4, 64, 5);
+}
+
+/* ---- ranks that are late ---- */
+
+static void be_late(const member *m) {
+    const work *w = m->argument;
+    gpu_rank g;
+    member_open(m, &g);
+    int64_t first;
+    const batch part = share_of(&w->b[0], m->rank, m->size, &first);
+    uint16_t *y = gpu_rows(&w->b[0]);
+    gpu_rank_stage(&g, &part);
+    if (m->rank == 1)
+        crew_pause_ms(1000);
+    T_OK(gpu_rank_forward(&g));
+    gpu_rank_result(&g, y);
+    T_OK(megamoe_workspace_status(g.r.workspace, NULL));
+    gpu_same(y, w->want[0] + first * HIDDEN, &part, "rank %d", m->rank);
+    free(y);
+    member_close(&g);
+}
+
+T_CASE(processes_wait_for_a_late_rank) {
+    work w = work_open(&recipe, MEGAMOE_SCALE_TOKEN, gpu_count(1, 2), 6);
+    crew_run(2, be_late, &w);
+    work_close(&w);
+}
+
+/* The other rank hears of it at its next call. */
+static void miss_deadline(const member *m) {
+    const work *w = m->argument;
+    gpu_rank g;
+    member_open(m, &g);
+    int64_t first;
+    const batch part = share_of(&w->b[0], m->rank, m->size, &first);
+    gpu_rank_stage(&g, &part);
+    gpu_rank_wait(&g);
+    if (m->rank == 0) {
+        const int64_t start = crew_now_ms();
+        T_OK(gpu_rank_forward(&g));
+        gpu_rank_wait(&g);
+        megamoe_workspace_detail d = MEGAMOE_INIT(megamoe_workspace_detail);
+        T_STATUS(megamoe_workspace_status(g.r.workspace, &d), MEGAMOE_ETIMEDOUT);
+        T_EQ_INT(d.rank, 1);
+        T_EQ_INT(d.phase, MEGAMOE_PHASE_COUNT);
+        const int64_t waited = crew_now_ms() - start;
+        T_CHECK_MSG(waited >= 490 && waited < 1500, "%d ms", (int)waited);
+    } else {
+        crew_pause_ms(2500);
+        T_STATUS(gpu_rank_forward(&g), MEGAMOE_EPEER);
+        T_CONTAINS(megamoe_last_error(), "rank 0 has aborted");
+    }
+    member_close(&g);
+}
+
+T_CASE(processes_give_up_at_the_deadline) {
+    work w = work_open(&recipe, MEGAMOE_SCALE_TOKEN, gpu_count(1, 2), 7);
+    w.s.deadline_ms = 500;
+    crew_run(2, miss_deadline, &w);
+    work_close(&w);
+}
+
+/* ---- ranks that are killed ---- */
+
+/* The word to be killed at; the process never gets further. */
+_Noreturn static void await_death(const work *w) {
+    atomic_store(&w->shared[SHARED_READY], 1);
+    for (;;)
+        crew_pause_ms(1000);
+}
+
+/*
+ * Publishes rank 1's part of forward 1 by hand, as its kernel would, and then does nothing more:
+ * `routes` of it go to expert 0, which is rank 0's.
+ */
+static void publish(const gpu_rank *g, int32_t routes) {
+    const mm_cuda_workspace *ws = g->r.workspace->cuda;
+    const mm_cuda_window *window = &ws->buffers.window;
+    const uint64_t parity = 1, place = parity * 2 + 1;
+    const int32_t counts[EXPERTS] = {routes};
+    const mm_cuda_cell cell = {.token = -1, .slot = -1, .key = g->r.layer->cuda.key};
+    const CUdeviceptr peer = ws->windows[0];
+    const CUdeviceptr to = peer + window->cells + place * sizeof cell;
+    gpu_check(
+        mm_cu.cuMemcpyHtoD(peer + window->counts + place * sizeof counts, counts, sizeof counts),
+        "cuMemcpyHtoD");
+    gpu_check(mm_cu.cuMemcpyHtoD(to, &cell, sizeof cell), "cuMemcpyHtoD");
+    gpu_wait();
+    gpu_check(mm_cu.cuMemsetD32Async(to + offsetof(mm_cuda_cell, epoch), 1, 1, NULL),
+              "cuMemsetD32Async");
+    gpu_wait();
+}
+
+/* A rank is told at once, and its GPU computes with others as if nothing had been. */
+static void survive(const work *w, gpu_rank *g, megamoe_phase phase) {
+    megamoe_workspace_detail d = MEGAMOE_INIT(megamoe_workspace_detail);
+    T_STATUS(megamoe_workspace_status(g->r.workspace, &d), MEGAMOE_EPEER);
+    const int64_t heard = (int32_t)crew_now_ms() - atomic_load(&w->shared[SHARED_KILLED_MS]);
+    printf("  phase %d: heard after %d ms: %s\n", (int)d.phase, (int)heard, d.message);
+    T_CHECK_MSG(heard < 1000, "%d ms", (int)heard);
+    T_EQ_INT(d.rank, 1);
+    T_CONTAINS(d.message, "the process of rank 1 has ended");
+    if (phase != MEGAMOE_PHASE_NONE)
+        T_EQ_INT(d.phase, phase);
+    T_STATUS(gpu_rank_forward(g), MEGAMOE_ESTATE);
+
+    gpu_rank alone = {.r = {.ranks = 1}};
+    T_OK(megamoe_comm_self(&alone.r.comm));
+    gpu_rank_open(&alone, &w->s, 0, 0);
+    gpu_rank_create(&alone, &w->s);
+    uint16_t *y = gpu_rows(&w->b[0]);
+    gpu_rank_stage(&alone, &w->b[0]);
+    T_OK(gpu_rank_forward(&alone));
+    gpu_rank_result(&alone, y);
+    T_OK(megamoe_workspace_status(alone.r.workspace, NULL));
+    gpu_same(y, w->want[0], &w->b[0], "after the death of a rank");
+    free(y);
+    member_close(&alone);
+}
+
+/* Rank 0's routes that rank 1 owns, or none. */
+static batch routes_to_rank_1(const work *w, bool some) {
+    batch b = batch_part(&w->b[0], 0, some ? 20 : 0);
+    b.ids = malloc(20 * TOPK * sizeof *b.ids);
+    T_REQUIRE(b.ids);
+    for (int i = 0; i < 20 * TOPK; i++)
+        b.ids[i] = EXPERTS - 1 - i % TOPK;
+    return b;
+}
+
+static void wait_in_phase(const member *m, megamoe_phase phase) {
+    const work *w = m->argument;
+    gpu_rank g;
+    member_open(m, &g);
+    if (m->rank == 1) {
+        if (phase != MEGAMOE_PHASE_COUNT)
+            publish(&g, phase == MEGAMOE_PHASE_EXPERTS ? 5 : 0);
+        await_death(w);
+    }
+    batch b = routes_to_rank_1(w, phase == MEGAMOE_PHASE_COMBINE);
+    gpu_rank_stage(&g, &b);
+    T_OK(gpu_rank_forward(&g));
+    gpu_rank_wait(&g);
+    survive(w, &g, phase);
+    free(b.ids);
+    member_close(&g);
+}
+
+static void killed_before_it_counts(const member *m) {
+    wait_in_phase(m, MEGAMOE_PHASE_COUNT);
+}
+
+static void killed_before_it_dispatches(const member *m) {
+    wait_in_phase(m, MEGAMOE_PHASE_EXPERTS);
+}
+
+static void killed_before_it_returns_rows(const member *m) {
+    wait_in_phase(m, MEGAMOE_PHASE_COMBINE);
+}
+
+/* Between forwards: the other rank hears of it at its next call. */
+static void killed_between_forwards(const member *m) {
+    const work *w = m->argument;
+    gpu_rank g;
+    member_open(m, &g);
+    int64_t first;
+    const batch part = share_of(&w->b[0], m->rank, m->size, &first);
+    gpu_rank_stage(&g, &part);
+    T_OK(gpu_rank_forward(&g));
+    gpu_rank_wait(&g);
+    if (m->rank == 1)
+        await_death(w);
+    while (!atomic_load(&w->shared[SHARED_KILLED_MS]))
+        crew_pause_ms(1);
+    crew_pause_ms(100);
+    T_STATUS(gpu_rank_forward(&g), MEGAMOE_EPEER);
+    T_CONTAINS(megamoe_last_error(), "the process of rank 1 has ended");
+    member_close(&g);
+}
+
+/* While kernels of both run, one after the other without a pause. */
+static void killed_at_work(const member *m) {
+    const work *w = m->argument;
+    gpu_rank g;
+    member_open(m, &g);
+    int64_t first;
+    const batch part = share_of(&w->b[0], m->rank, m->size, &first);
+    gpu_rank_stage(&g, &part);
+    megamoe_status status = MEGAMOE_OK;
+    if (m->rank == 1)
+        atomic_store(&w->shared[SHARED_READY], 1);
+    while (status == MEGAMOE_OK) {
+        for (int i = 0; status == MEGAMOE_OK && i < 8; i++)
+            status = gpu_rank_forward(&g);
+        gpu_rank_wait(&g);
+        if (status != MEGAMOE_OK || m->rank != 0)
+            continue;
+        megamoe_workspace_detail d = MEGAMOE_INIT(megamoe_workspace_detail);
+        status = megamoe_workspace_status(g.r.workspace, &d);
+    }
+    T_EQ_INT(m->rank, 0);
+    T_EQ_INT(status, MEGAMOE_EPEER);
+    survive(w, &g, MEGAMOE_PHASE_NONE);
+    member_close(&g);
+}
+
+static void kill_one(work *w, void (*run)(const member *m), int32_t after_ms) {
+    for (int i = 0; i < SHARED_WORDS; i++)
+        atomic_store(&w->shared[i], 0);
+    crew c = crew_start(2, run, w);
+    while (!atomic_load(&w->shared[SHARED_READY]))
+        crew_pause_ms(1);
+    crew_pause_ms(after_ms);
+    kill(c.processes[1], SIGKILL);
+    atomic_store(&w->shared[SHARED_KILLED_MS], (int32_t)crew_now_ms());
+    int codes[CREW_MAX] = {0};
+    crew_wait(&c, codes);
+    T_CHECK_MSG(codes[0] == 0, "the survivor: %d", codes[0]);
+    T_EQ_INT(codes[1], -SIGKILL);
+}
+
+T_CASE(processes_survive_a_death_in_each_phase) {
+    work w = work_open(&recipe, MEGAMOE_SCALE_TOKEN, gpu_count(1, 2), 8);
+    w.s.deadline_ms = SLOW_DEADLINE_MS;
+    kill_one(&w, killed_before_it_counts, 300);
+    kill_one(&w, killed_before_it_dispatches, 300);
+    kill_one(&w, killed_before_it_returns_rows, 300);
+    kill_one(&w, killed_between_forwards, 300);
+    work_close(&w);
+}
+
+T_CASE(processes_survive_a_death_at_work) {
+    work w = work_open(&recipe, MEGAMOE_SCALE_TOKEN, gpu_count(2, 2), 9);
+    w.s.deadline_ms = SLOW_DEADLINE_MS;
+    for (int i = 0; i < 5; i++)
+        kill_one(&w, killed_at_work, 50 + 7 * i);
+    work_close(&w);
+}

@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "bench.h"
 #include "bench_published.h"
@@ -47,7 +48,7 @@ typedef struct gpu_bench {
     void *x, *y, *ids, *weights, *flush; /* device memory for the largest batch */
     size_t flush_bytes;
     int32_t *routes;   /* the ids on the host */
-    int64_t *received; /* by this rank's experts */
+    int64_t *received; /* by each expert */
     double *times;     /* of every rank, and */
     double *longest;   /* ... of each call, as are */
     double *skews;
@@ -96,7 +97,7 @@ static int open_buffers(gpu_bench *gb) {
     if (gb->flush_bytes < FLUSH_BYTES)
         gb->flush_bytes = FLUSH_BYTES;
     gb->routes = malloc(((size_t)slots + 1) * sizeof *gb->routes);
-    gb->received = malloc(((size_t)gb->b->layer.local_experts + 1) * sizeof *gb->received);
+    gb->received = malloc((size_t)desc->experts * sizeof *gb->received);
     const size_t iterations = (size_t)gb->b->request->iterations;
     gb->times = malloc(((size_t)gb->b->ranks + 1) * iterations * sizeof *gb->times);
     gb->longest = malloc(iterations * sizeof *gb->longest);
@@ -217,36 +218,46 @@ static int time_call(const gpu_bench *gb, megamoe_status (*fn)(const gpu_bench *
     return code;
 }
 
+/* The routes of a rank's tokens. */
+static void draw_routes(const gpu_bench *gb, int32_t rank, int64_t tokens) {
+    const bench *b = gb->b;
+    synth_routes(b->target.seed + (uint64_t)tokens + ((uint64_t)rank << 32), tokens,
+                 b->layer.desc.experts, b->layer.desc.topk, gb->routes);
+}
+
 /* The work of the rank that has most of it. */
-static int count_work(const gpu_bench *gb, point *p) {
-    const int32_t n = gb->b->layer.local_experts;
-    int64_t mine[2] = {0, 0}, all[2 * RANKS_MAX];
-    TRY_LIBRARY(megamoe_workspace_receive_counts(gb->workspace, gb->received, n));
-    for (int32_t e = 0; e < n; e++) {
-        mine[0] += gb->received[e] > 0;
-        mine[1] += gb->received[e];
+static void count_work(const gpu_bench *gb, point *p) {
+    const int32_t experts = gb->b->layer.desc.experts, ranks = gb->b->ranks;
+    memset(gb->received, 0, (size_t)experts * sizeof *gb->received);
+    for (int32_t r = 0; r < ranks; r++) {
+        draw_routes(gb, r, p->tokens);
+        for (int64_t i = 0; i < p->tokens * gb->b->layer.desc.topk; i++)
+            gb->received[gb->routes[i]]++;
     }
-    TRY_LIBRARY(megamoe_comm_allgather(gb->b->target.comm, mine, all, sizeof mine));
     p->experts = 0;
     p->routes = 0;
-    for (int32_t r = 0; r < gb->b->ranks; r++) {
-        p->experts = all[2 * r] > p->experts ? (int32_t)all[2 * r] : p->experts;
-        p->routes = all[2 * r + 1] > p->routes ? all[2 * r + 1] : p->routes;
+    for (int32_t r = 0, e = 0; r < ranks; r++) {
+        int32_t active = 0;
+        int64_t routes = 0;
+        for (int32_t end = e + experts / ranks + (r < experts % ranks); e < end; e++) {
+            active += gb->received[e] > 0;
+            routes += gb->received[e];
+        }
+        p->experts = active > p->experts ? active : p->experts;
+        p->routes = routes > p->routes ? routes : p->routes;
     }
-    return EXIT_DONE;
 }
 
 static int measure_point(gpu_bench *gb, point *p) {
     const bench *b = gb->b;
     const megamoe_layer_desc *desc = &b->layer.desc;
     const int64_t slots = p->tokens * desc->topk;
-    synth_routes(b->target.seed + (uint64_t)p->tokens + ((uint64_t)b->rank << 32), p->tokens,
-                 desc->experts, desc->topk, gb->routes);
+    count_work(gb, p);
+    draw_routes(gb, b->rank, p->tokens);
     TRY(gpu_upload(gb->g, gb->ids, gb->routes, (size_t)slots * sizeof *gb->routes));
     TRY_LIBRARY(stage(gb, p->tokens));
     TRY_LIBRARY(forward(gb, p->tokens));
     TRY(check(gb));
-    TRY(count_work(gb, p));
     unsigned ignored;
     TRY(time_call(gb, stage, p->tokens, &p->stage, &ignored));
     TRY(time_call(gb, forward, p->tokens, &p->forward, &p->sm_mhz));

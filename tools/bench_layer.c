@@ -61,9 +61,9 @@ static int create(const bench_target *target, const megamoe_weights *weights, be
         return report_failure(status);
     b->nvfp4 = megamoe_weights_prepared(weights) ? megamoe_weights_nvfp4(weights) : target->nvfp4;
     const int32_t ranks = megamoe_comm_size(target->comm), rank = megamoe_comm_rank(target->comm);
-    b->local_experts = b->desc.experts / ranks + (rank < b->desc.experts % ranks);
-    if (b->local_experts > 0)
-        b->expert_bytes = megamoe_layer_bytes(b->layer) / (uint64_t)b->local_experts;
+    const int32_t local = b->desc.experts / ranks + (rank < b->desc.experts % ranks);
+    if (local > 0)
+        b->expert_bytes = megamoe_layer_bytes(b->layer) / (uint64_t)local;
     return EXIT_DONE;
 }
 

@@ -9,7 +9,6 @@ typedef struct bench_layer {
     char name[256];
     megamoe_layer_desc desc;  /* with the experts that the layer has here */
     int32_t all_experts;      /* those of the model */
-    int32_t local_experts;    /* those of this rank */
     uint64_t expert_bytes;    /* of one expert's packed weights */
     uint64_t stored_bytes;    /* of one expert in checkpoint form: codes and block scales */
     megamoe_nvfp4_mode nvfp4; /* as packed */

@@ -3,15 +3,27 @@
 #include <inttypes.h>
 #include <megamoe/megamoe.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "commands.h"
 #include "options.h"
 #include "report.h"
 
+enum { MAX_LINKS = 16 };
+
+/* From the device to another GPU. */
+typedef struct link {
+    int32_t gpu;
+    megamoe_link_speed speed;
+    char why[256]; /* there is none; "" if there is */
+} link;
+
 typedef struct information {
     megamoe_device_info device;
     megamoe_device_ceilings ceilings;
     bool measured;
+    link links[MAX_LINKS];
+    int n_links;
 } information;
 
 static bool is_gpu(const megamoe_device_info *device) {
@@ -24,6 +36,46 @@ static json_t *ceilings_json(const information *info) {
         return json_pack("{s:f, s:f, s:f}", "read_gbs", c->read_gbs, "copy_gbs", c->copy_gbs,
                          "mma_tflops", c->mma_tflops);
     return json_pack("{s:f, s:f}", "read_gbs", c->read_gbs, "dot_gflops", c->dot_gflops);
+}
+
+static json_t *link_json(const link *l) {
+    if (l->why[0] != '\0')
+        return json_pack("{s:i, s:s}", "gpu", l->gpu, "error", l->why);
+    json_t *points = json_array();
+    for (int i = 0; i < MEGAMOE_LINK_POINTS; i++)
+        json_array_append_new(points, json_pack("{s:i, s:f, s:f, s:f, s:f}", "multiprocessors",
+                                                l->speed.push[i].multiprocessors, "bulk_gbs",
+                                                l->speed.push[i].bulk_gbs, "store_gbs",
+                                                l->speed.push[i].store_gbs, "bulk_both_gbs",
+                                                l->speed.push[i].bulk_both_gbs, "store_both_gbs",
+                                                l->speed.push[i].store_both_gbs));
+    return json_pack("{s:i, s:f, s:f, s:o}", "gpu", l->gpu, "round_trip_us", l->speed.round_trip_us,
+                     "barrier_us", l->speed.barrier_us, "push", points);
+}
+
+static json_t *links_json(const information *info) {
+    json_t *links = json_array();
+    for (int i = 0; i < info->n_links; i++)
+        json_array_append_new(links, link_json(&info->links[i]));
+    return links;
+}
+
+static void print_link(const link *l) {
+    char name[32];
+    snprintf(name, sizeof name, "to cuda:%" PRId32, l->gpu);
+    if (l->why[0] != '\0') {
+        report_line(name, "%s", l->why);
+        return;
+    }
+    report_line(name, "flag there and back %.2f us, barrier %.2f us", l->speed.round_trip_us,
+                l->speed.barrier_us);
+    report_line("", "%5s %10s %10s %10s %10s  GB/s of each direction", "SMs", "bulk", "stores",
+                "bulk both", "stores both");
+    for (int i = 0; i < MEGAMOE_LINK_POINTS; i++)
+        report_line("", "%5" PRId32 " %10.1f %10.1f %10.1f %11.1f",
+                    l->speed.push[i].multiprocessors, l->speed.push[i].bulk_gbs,
+                    l->speed.push[i].store_gbs, l->speed.push[i].bulk_both_gbs,
+                    l->speed.push[i].store_both_gbs);
 }
 
 static json_t *gpu_json(const megamoe_device_info *gpu) {
@@ -80,6 +132,8 @@ static int print_json(const information *info) {
         json_object_update_new(object, gpu_json(device));
     if (info->measured)
         json_object_update_new(object, ceilings_json(info));
+    if (info->n_links > 0)
+        json_object_set_new(object, "links", links_json(info));
     json_t *gpus = gpus_json();
     if (gpus != NULL)
         json_object_set_new(object, "gpus", gpus);
@@ -119,10 +173,33 @@ static int print_text(const information *info) {
     if (is_gpu(device)) {
         report_line("copy", "%.1f GB/s read and written", c->copy_gbs);
         report_line("mma", "%.0f TFLOP/s of E4M3 on tensor cores", c->mma_tflops);
+        for (int i = 0; i < info->n_links; i++)
+            print_link(&info->links[i]);
     } else {
         report_line("dot", "%.0f GFLOP/s in the tier's dot products", c->dot_gflops);
     }
     return EXIT_DONE;
+}
+
+/* Links to all other GPUs that can be used. */
+static void measure_links(megamoe_device *device, information *info) {
+    int32_t count = 0;
+    if (megamoe_device_count("cuda", &count) != MEGAMOE_OK)
+        return;
+    for (int32_t i = 0; i < count && info->n_links < MAX_LINKS; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "cuda:%" PRId32, i);
+        megamoe_device *other = NULL;
+        if (strcmp(name, info->device.name) == 0 ||
+            megamoe_device_open(name, NULL, &other) != MEGAMOE_OK)
+            continue;
+        link *l = &info->links[info->n_links++];
+        l->gpu = i;
+        l->speed.struct_size = sizeof l->speed;
+        if (megamoe_device_measure_link(device, other, &l->speed) != MEGAMOE_OK)
+            snprintf(l->why, sizeof l->why, "%s", megamoe_last_error());
+        megamoe_device_close(other);
+    }
 }
 
 static megamoe_status gather(const char *name, int32_t threads, information *info) {
@@ -136,6 +213,8 @@ static megamoe_status gather(const char *name, int32_t threads, information *inf
         status = megamoe_device_describe(device, &info->device);
     if (status == MEGAMOE_OK && info->measured)
         status = megamoe_device_measure(device, &info->ceilings);
+    if (status == MEGAMOE_OK && info->measured && is_gpu(&info->device))
+        measure_links(device, info);
     megamoe_device_close(device);
     return status;
 }
@@ -147,7 +226,8 @@ int cmd_info(int argc, char **argv) {
     const option_spec options[] = {
         {"device", OPTION_TEXT, &name, "cpu|cuda|cuda:N", "(cpu)", 0, 0},
         {"threads", OPTION_INTEGER, &threads, "T", "(one per core)", 1, 1024},
-        {"measure", OPTION_FLAG, &measure, NULL, "measure the ceilings, about a second", 0, 0},
+        {"measure", OPTION_FLAG, &measure, NULL, "measure the ceilings and a GPU's links to others",
+         0, 0},
         OPTION_JSON(&json)};
     const command_syntax syntax = {"info",
                                    "",

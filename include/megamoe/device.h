@@ -84,6 +84,32 @@ typedef struct megamoe_device_ceilings {
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status
 megamoe_device_measure(megamoe_device *device, megamoe_device_ceilings *ceilings);
 
+/*
+ * What two GPUs can do together, measured now with memory as ranks share it. Blocks about a second
+ * and needs 256 MiB of each one's memory.
+ */
+enum { MEGAMOE_LINK_POINTS = 8 };
+
+typedef struct megamoe_link_speed {
+    size_t struct_size;
+    double round_trip_us; /* of a flag that one stores and the other answers */
+    double barrier_us;    /* of two: each stores a flag and waits for the other's */
+    /* Writing into the other's memory, by number of multiprocessors; 1e9 bytes per second. */
+    struct {
+        int32_t multiprocessors;
+        double bulk_gbs, store_gbs;           /* one into the other: bulk copies, vector stores */
+        double bulk_both_gbs, store_both_gbs; /* each into the other at once: of each direction */
+    } push[MEGAMOE_LINK_POINTS];
+} megamoe_link_speed;
+
+/*
+ * Returns: MEGAMOE_EINVAL (not two GPUs), MEGAMOE_EUNSUPPORTED (no peer access), MEGAMOE_ENOMEM,
+ * MEGAMOE_EDEVICE.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_device_measure_link(megamoe_device *a,
+                                                                       megamoe_device *b,
+                                                                       megamoe_link_speed *speed);
+
 #ifdef __cplusplus
 }
 #endif

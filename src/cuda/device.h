@@ -66,4 +66,7 @@ MEGAMOE_CHECKED megamoe_status mm_cuda_allow_shared(const mm_cuda_device *device
 MEGAMOE_CHECKED megamoe_status mm_cuda_measure(mm_cuda_device *device,
                                                megamoe_device_ceilings *ceilings);
 
+MEGAMOE_CHECKED megamoe_status mm_cuda_measure_link(mm_cuda_device *a, mm_cuda_device *b,
+                                                    megamoe_link_speed *speed);
+
 #endif

@@ -112,3 +112,15 @@ megamoe_status megamoe_device_measure(megamoe_device *device, megamoe_device_cei
         MM_TRY(mm_cpu_measure(device, &found));
     return mm_give_struct(ceilings, &found, sizeof found, "megamoe_device_ceilings");
 }
+
+megamoe_status megamoe_device_measure_link(megamoe_device *a, megamoe_device *b,
+                                           megamoe_link_speed *speed) {
+    if (!a || !b || !speed)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_device_measure_link: %s is NULL",
+                       !speed ? "speed" : "a device");
+    if (!a->cuda || !b->cuda || a->cuda->ordinal == b->cuda->ordinal)
+        return mm_fail(MEGAMOE_EINVAL, "a link is measured between two GPUs");
+    megamoe_link_speed found = {.struct_size = sizeof found};
+    MM_TRY(mm_cuda_measure_link(a->cuda, b->cuda, &found));
+    return mm_give_struct(speed, &found, sizeof found, "megamoe_link_speed");
+}

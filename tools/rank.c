@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Long enough for the scalar kernels on a shared core. */
-enum { DEADLINE_MS = 600000 };
+/* Long enough for the scalar kernels on a shared core; on a GPU for ranks that take turns. */
+enum { DEADLINE_MS = 600000, GPU_DEADLINE_MS = 60000 };
 
 double rank_now_ms(void) {
     struct timespec now;
@@ -53,7 +53,7 @@ megamoe_status rank_create(rank *r, int64_t pool_rows) {
     const int64_t longest = rank_part_begin(r->inputs->tokens, r->options->ranks, 1);
     capacity.tokens = longest > 0 ? longest : 1;
     capacity.pool_rows = pool_rows;
-    capacity.deadline_ms = DEADLINE_MS;
+    capacity.deadline_ms = ranks_on_gpu(r->options->device) ? GPU_DEADLINE_MS : DEADLINE_MS;
     const double start = rank_now_ms();
     megamoe_status status =
         megamoe_layer_create(r->comm, r->device, r->source->weights, &options, &r->layer);

@@ -30,7 +30,7 @@ typedef struct work {
     _Atomic int32_t *shared; /* [SHARED]: among all processes */
 } work;
 
-enum { SHARED_READY, SHARED_KILLED_MS, SHARED_WORDS = 16 };
+enum { SHARED_READY /* and the next, by rank */, SHARED_KILLED_MS = 2, SHARED_WORDS = 16 };
 
 static work work_open(const model_recipe *of, megamoe_input_scale scale, int32_t gpus,
                       uint64_t stream) {
@@ -185,9 +185,14 @@ T_CASE(processes_give_up_at_the_deadline) {
 
 /* ---- ranks that are killed ---- */
 
-/* The word to be killed at; the process never gets further. */
-_Noreturn static void await_death(const work *w) {
-    atomic_store(&w->shared[SHARED_READY], 1);
+/* This rank is where it is to be when rank 1 dies. */
+static void be_ready(const member *m) {
+    const work *w = m->argument;
+    atomic_store(&w->shared[SHARED_READY + m->rank], 1);
+}
+
+_Noreturn static void await_death(const member *m) {
+    be_ready(m);
     for (;;)
         crew_pause_ms(1000);
 }
@@ -218,9 +223,9 @@ static void publish(const gpu_rank *g, int32_t routes) {
 static void survive(const work *w, gpu_rank *g, megamoe_phase phase) {
     megamoe_workspace_detail d = MEGAMOE_INIT(megamoe_workspace_detail);
     T_STATUS(megamoe_workspace_status(g->r.workspace, &d), MEGAMOE_EPEER);
-    const int64_t heard = (int32_t)crew_now_ms() - atomic_load(&w->shared[SHARED_KILLED_MS]);
-    printf("  phase %d: heard after %d ms: %s\n", (int)d.phase, (int)heard, d.message);
-    T_CHECK_MSG(heard < 1000, "%d ms", (int)heard);
+    const int32_t heard = (int32_t)crew_now_ms() - atomic_load(&w->shared[SHARED_KILLED_MS]);
+    printf("  phase %d: heard after %d ms: %s\n", (int)d.phase, heard, d.message);
+    T_CHECK_MSG(heard < 1000, "%d ms", heard);
     T_EQ_INT(d.rank, 1);
     T_CONTAINS(d.message, "the process of rank 1 has ended");
     if (phase != MEGAMOE_PHASE_NONE)
@@ -258,11 +263,12 @@ static void wait_in_phase(const member *m, megamoe_phase phase) {
     if (m->rank == 1) {
         if (phase != MEGAMOE_PHASE_COUNT)
             publish(&g, phase == MEGAMOE_PHASE_EXPERTS ? 5 : 0);
-        await_death(w);
+        await_death(m);
     }
     batch b = routes_to_rank_1(w, phase == MEGAMOE_PHASE_COMBINE);
     gpu_rank_stage(&g, &b);
     T_OK(gpu_rank_forward(&g));
+    be_ready(m);
     gpu_rank_wait(&g);
     survive(w, &g, phase);
     free(b.ids);
@@ -292,7 +298,8 @@ static void killed_between_forwards(const member *m) {
     T_OK(gpu_rank_forward(&g));
     gpu_rank_wait(&g);
     if (m->rank == 1)
-        await_death(w);
+        await_death(m);
+    be_ready(m);
     while (!atomic_load(&w->shared[SHARED_KILLED_MS]))
         crew_pause_ms(1);
     crew_pause_ms(100);
@@ -310,8 +317,7 @@ static void killed_at_work(const member *m) {
     const batch part = share_of(&w->b[0], m->rank, m->size, &first);
     gpu_rank_stage(&g, &part);
     megamoe_status status = MEGAMOE_OK;
-    if (m->rank == 1)
-        atomic_store(&w->shared[SHARED_READY], 1);
+    be_ready(m);
     while (status == MEGAMOE_OK) {
         for (int i = 0; status == MEGAMOE_OK && i < 8; i++)
             status = gpu_rank_forward(&g);
@@ -331,11 +337,13 @@ static void kill_one(work *w, void (*run)(const member *m), int32_t after_ms) {
     for (int i = 0; i < SHARED_WORDS; i++)
         atomic_store(&w->shared[i], 0);
     crew c = crew_start(2, run, w);
-    while (!atomic_load(&w->shared[SHARED_READY]))
+    const int64_t until = crew_now_ms() + SLOW_DEADLINE_MS;
+    while (!(atomic_load(&w->shared[SHARED_READY]) && atomic_load(&w->shared[SHARED_READY + 1])) &&
+           crew_now_ms() < until)
         crew_pause_ms(1);
     crew_pause_ms(after_ms);
-    kill(c.processes[1], SIGKILL);
     atomic_store(&w->shared[SHARED_KILLED_MS], (int32_t)crew_now_ms());
+    kill(c.processes[1], SIGKILL);
     int codes[CREW_MAX] = {0};
     crew_wait(&c, codes);
     T_CHECK_MSG(codes[0] == 0, "the survivor: %d", codes[0]);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "cuda/driver.h"
 
@@ -73,14 +74,7 @@ DOES(cuMemGetInfo, (size_t * free_bytes, size_t *total_bytes),
 DOES(cuMemGetAllocationGranularity,
      (size_t * bytes, const CUmemAllocationProp *prop, CUmemAllocationGranularity_flags option),
      *bytes = 2 << 20)
-DOES(cuMemCreate,
-     (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp *prop,
-      unsigned long long flags),
-     *handle = bytes)
-DOES(cuMemRelease, (CUmemGenericAllocationHandle handle), )
-DOES(cuMemMap,
-     (CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
-      unsigned long long flags), )
+DOES(cuMemRelease, (CUmemGenericAllocationHandle pages), close((int)pages - 1))
 DOES(cuMemUnmap, (CUdeviceptr address, size_t bytes), )
 DOES(cuMemSetAccess,
      (CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access, size_t count), )
@@ -99,10 +93,6 @@ DOES(cuGraphLaunch, (CUgraphExec executable, CUstream stream), )
 DOES(cuGraphExecDestroy, (CUgraphExec executable), )
 DOES(cuGraphDestroy, (CUgraph graph), )
 DOES(cuEventSynchronize, (CUevent event), )
-FAILS(cuMemExportToShareableHandle, (void *shareable, CUmemGenericAllocationHandle handle,
-                                     CUmemAllocationHandleType type, unsigned long long flags))
-FAILS(cuMemImportFromShareableHandle,
-      (CUmemGenericAllocationHandle * handle, void *shareable, CUmemAllocationHandleType type))
 FAILS(cuModuleGetGlobal, (CUdeviceptr * address, size_t *bytes, CUmodule module, const char *name))
 FAILS(cuPointerGetAttribute, (void *value, CUpointer_attribute attribute, CUdeviceptr address))
 FAILS(cuDeviceGetPCIBusId, (char *text, int bytes, CUdevice device))
@@ -173,6 +163,34 @@ CUresult cuMemAlloc(CUdeviceptr *address, size_t bytes) {
 
 CUresult cuMemFree(CUdeviceptr address) {
     return unmap((void *)(uintptr_t)address);
+}
+
+/* Pages are a memfd, so that processes share them; a handle is its descriptor + 1. */
+CUresult cuMemCreate(CUmemGenericAllocationHandle *pages, size_t bytes,
+                     const CUmemAllocationProp *prop, unsigned long long flags) {
+    const int fd = memfd_create("pages", MFD_CLOEXEC);
+    *pages = (CUmemGenericAllocationHandle)fd + 1;
+    return ftruncate(fd, (off_t)bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle pages,
+                                      CUmemAllocationHandleType type, unsigned long long flags) {
+    *(int *)shareable = dup((int)pages - 1);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *pages, void *shareable,
+                                        CUmemAllocationHandleType type) {
+    *pages = (CUmemGenericAllocationHandle)dup((int)(uintptr_t)shareable) + 1;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
+                  CUmemGenericAllocationHandle pages, unsigned long long flags) {
+    void *const mapped =
+        mmap((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE,
+             MAP_SHARED | MAP_FIXED | MAP_NORESERVE, (int)pages - 1, (off_t)offset);
+    return mapped == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t alignment,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import unittest
 
-from tool import Case
+from tool import TOOL, Case
 
 FAKE = {"LD_LIBRARY_PATH": os.environ["MEGAMOE_FAKE_CUDA"]}
 SOURCE = os.environ["MEGAMOE_SOURCE"]
@@ -132,6 +132,23 @@ class FakeGpu(Case):
                          env=FAKE)
         for part in ["DeepSeek-V4-Flash", "Fake H200", "floor us", "206.5", "DeepGEMM", "ceilings"]:
             self.assertIn(part, text)
+
+    def launch(self, ranks, *arguments):
+        return self.good_json("launch", "-n", ranks, "--", TOOL, *arguments, env=FAKE)
+
+    def test_ranks_that_are_processes(self):
+        checkpoint = self.synth()
+        done = self.launch(3, "run", checkpoint, "--device", "cuda", "--tokens", 7)
+        self.assertEqual((done["device"], done["ranks"], done["tokens"]), ("cuda:0", 3, 7))
+        done = self.launch(2, "bench", "--device", "cuda", "--iterations", 3, "--tokens", "1,64")
+        self.assertEqual((done["ranks"], done["experts"]), (2, 64))
+        one, many = done["points"]
+        self.assertLessEqual(one["experts_active"], 12)
+        self.assertEqual(many["experts_active"], 32)
+        self.assertAlmostEqual(many["routes_received"], 64 * 6, delta=60)
+        self.assertAlmostEqual(many["forward_us"]["median"], 10, places=3)
+        self.assertAlmostEqual(many["skew_us"], 0, places=3)
+        self.assertNotIn("public_us", many)
 
     def test_curve_and_plot(self):
         done = self.bench("--tokens", "curve", "--capacity", 64)

@@ -16,12 +16,23 @@
 enum { MESSAGES = 10000000, DEADLINE_MS = 5000 };
 
 #ifdef LITMUS_CUBIN
-__asm__(".pushsection .rodata\n.balign 64\nlitmus_cubin:\n.incbin \"" LITMUS_CUBIN
-        "\"\n.byte 0\n.popsection\n");
-extern const uint8_t litmus_cubin[];
-#else
-static const uint8_t *const litmus_cubin = NULL;
+__asm__(".pushsection .rodata\n"
+        ".balign 64\n"
+        "litmus_cubin:\n"
+        ".incbin \"" LITMUS_CUBIN "\"\n"
+        ".byte 0\n"
+        ".popsection\n");
+extern const uint8_t litmus_cubin[] __attribute__((visibility("hidden")));
 #endif
+
+/* NULL in a build without kernels. */
+static const uint8_t *litmus_image(void) {
+#ifdef LITMUS_CUBIN
+    return litmus_cubin;
+#else
+    return NULL;
+#endif
+}
 
 /* The writing GPU and the reading one. */
 typedef struct side {
@@ -41,7 +52,7 @@ static void enter(const side *s) {
 static void open_side(side *s, const char *name, const char *entry, size_t bytes) {
     T_OK(megamoe_device_open(name, NULL, &s->device));
     enter(s);
-    gpu_check(mm_cu.cuModuleLoadData(&s->module, litmus_cubin), "cuModuleLoadData");
+    gpu_check(mm_cu.cuModuleLoadData(&s->module, litmus_image()), "cuModuleLoadData");
     gpu_check(mm_cu.cuModuleGetFunction(&s->function, s->module, entry), "cuModuleGetFunction");
     gpu_check(mm_cu.cuStreamCreate(&s->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
     T_OK(mm_cuda_shared_open(s->comm, s->device->cuda, bytes, &s->memory));
@@ -141,7 +152,7 @@ static void check_right_ways(bool two) {
 
 static void need_gpus(int32_t n) {
     megamoe_device_close(gpu_open(NULL));
-    if (!litmus_cubin)
+    if (!litmus_image())
         T_SKIP("this build has no CUDA kernels");
     megamoe_device *second = NULL;
     if (n > 1 && megamoe_device_open("cuda:1", NULL, &second) != MEGAMOE_OK)

@@ -194,6 +194,6 @@ T_CASE(lockstep_epochs_wrap) {
     check_lockstep(gpu_count(2, 2), 100, 0xFFFFFFE0u, MEGAMOE_SCALE_BLOCK);
 }
 
-T_CASE(lockstep_replays_of_processes_that_take_turns) {
+T_CASE(lockstep_replays_of_ranks_that_take_turns) {
     check_lockstep(gpu_count(1, 1), 60, 0xFFFFFFF0u, MEGAMOE_SCALE_BLOCK);
 }

@@ -58,9 +58,9 @@ megamoe_status rank_forward(rank *r);
 int rank_forward_on_gpu(rank *r);
 
 /*
- * Opens the device of a rank that is a process: "cuda" is the GPU whose number is LOCAL_RANK,
- * counted again from 0 where there are more ranks than GPUs. Prints its error and returns an exit
- * code.
+ * Opens the device of a rank that is a process: "cuda" is the GPU whose number is that of the
+ * rank on its machine, counted again from 0 where there are more ranks than GPUs. Prints its error
+ * and returns an exit code.
  */
 int rank_open_device(const char *name, int32_t threads, const megamoe_comm *comm,
                      megamoe_device **device);

@@ -97,9 +97,18 @@ int ranks_run_folded(rank *ranks, void *y) {
 
 enum { DEVICE_BYTES = 32 };
 
+/* The number of this rank among those of this machine, which is all of them if nobody says. */
+static long local_rank(const megamoe_comm *comm) {
+    static const char *const names[] = {"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                        "MPI_LOCALRANKID"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (getenv(names[i]) != NULL)
+            return strtol(getenv(names[i]), NULL, 10);
+    return megamoe_comm_rank(comm);
+}
+
 static int choose_gpu(const megamoe_comm *comm, char chosen[DEVICE_BYTES]) {
-    const char *text = getenv("LOCAL_RANK");
-    const long local = text != NULL ? strtol(text, NULL, 10) : megamoe_comm_rank(comm);
+    const long local = local_rank(comm);
     int32_t gpus = 0;
     TRY_LIBRARY(megamoe_device_count("cuda", &gpus));
     snprintf(chosen, DEVICE_BYTES, "cuda:%ld", local > 0 && gpus > 0 ? local % gpus : 0);

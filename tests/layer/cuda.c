@@ -343,7 +343,10 @@ T_CASE(a_deadline_aborts_all_ranks) {
         T_CHECK(f.rank[r].workspace->cuda->aborted);
     /* Rank 0's kernel has given up; rank 2 had none that runs. */
     make_report(f.rank[0].workspace, MEGAMOE_EPEER, "a rank has aborted");
-    T_STATUS(megamoe_workspace_status(f.rank[0].workspace, NULL), MEGAMOE_EPEER);
+    megamoe_workspace_detail d = MEGAMOE_INIT(megamoe_workspace_detail);
+    T_STATUS(megamoe_workspace_status(f.rank[0].workspace, &d), MEGAMOE_EPEER);
+    T_EQ_STR(f.rank[0].workspace->cuda->cause, "rank 1 has aborted");
+    T_EQ_INT(d.rank, 1);
     T_STATUS(megamoe_stage(f.rank[0].workspace, NULL, NULL, NULL, 0, NULL), MEGAMOE_ESTATE);
     const megamoe_view y = view_y(x->y, &x->b);
     T_STATUS(megamoe_forward(f.rank[2].layer, f.rank[2].workspace, &y, NULL), MEGAMOE_EPEER);
@@ -410,6 +413,57 @@ T_CASE(folded_ranks_run_in_one_launch) {
     T_OK(megamoe_forward_group(calls, 4));
     T_CHECK(fake.stream == &streams[0]);
     T_EQ_INT(fake.launches, 2);
+    fleet_close(&f);
+    check_nothing_open();
+    close_fixture(x);
+}
+
+/* Four folded ranks on two GPUs in turn. */
+static void open_on_two(fleet *f) {
+    static const char *const names[2] = {"cuda:0", "cuda:1"};
+    for (int32_t r = 0; r < f->ranks; r++) {
+        megamoe_device_close(f->rank[r].device);
+        T_OK(megamoe_device_open(names[r % 2], NULL, &f->rank[r].device));
+    }
+}
+
+static void create_rank(rank *r, void *argument) {
+    T_STATUS(megamoe_layer_create(r->comm, r->device, argument, NULL, &r->layer), MEGAMOE_OK);
+    T_STATUS(megamoe_workspace_create(r->comm, r->device, &r->shape, &r->capacity, &r->workspace),
+             MEGAMOE_OK);
+}
+
+T_CASE(folded_ranks_run_in_one_launch_of_each_gpu) {
+    fixture *x = open_fixture(43);
+    setup s = on_cuda(x);
+    s.ranks = 4;
+    s.folded = true;
+    fleet f = fleet_open_comms(&s);
+    open_on_two(&f);
+    fleet_each(&f, create_rank, x->m.weights);
+    fleet_stage(&f, &x->b);
+    megamoe_forward_call calls[4];
+    const megamoe_view y = view_y(x->y, &x->b);
+    for (int32_t r = 0; r < 4; r++)
+        calls[r] =
+            (megamoe_forward_call){f.rank[r].layer, f.rank[r].workspace, &y, &streams[r % 2]};
+    T_OK(megamoe_forward_group(calls, 4));
+    T_EQ_INT(fake.launches, 2);
+    T_EQ_INT(fake.ranks, 2);
+    T_CHECK(fake.stream == &streams[1]);
+    for (int32_t r = 0; r < 4; r++)
+        T_EQ_INT(f.rank[r].workspace->cuda->epoch, 1);
+    calls[3].stream = &streams[0];
+    T_STATUS(megamoe_forward_group(calls, 4), MEGAMOE_EINVAL);
+    T_CONTAINS(megamoe_last_error(), "call 3 has another stream than call 1");
+    calls[3].stream = &streams[1];
+    /* The GPU that has begun waits for the one that has not: it is told to give up. */
+    fake.launches_until_failure = 3;
+    T_STATUS(megamoe_forward_group(calls, 4), MEGAMOE_EDEVICE);
+    T_CONTAINS(megamoe_last_error(), "no more launches");
+    for (int32_t r = 0; r < 4; r++)
+        T_CHECK(f.rank[r].workspace->cuda->aborted);
+    T_STATUS(megamoe_forward_group(calls, 4), MEGAMOE_EPEER);
     fleet_close(&f);
     check_nothing_open();
     close_fixture(x);

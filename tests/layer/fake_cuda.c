@@ -2,6 +2,7 @@
 #include "fake_cuda.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,12 +67,15 @@ FAKE(void, mm_cuda_layer_close, mm_cuda_layer *layer) {
 /* ---- workspaces ---- */
 
 FAKE(megamoe_status, mm_cuda_workspace_open, const megamoe_shape *shape,
-     const megamoe_capacity *capacity, int32_t rank, int32_t ranks, mm_cuda_device *device,
+     const megamoe_capacity *capacity, const megamoe_comm *comm, mm_cuda_device *device,
      mm_cuda_workspace **workspace) {
     *workspace = calloc(1, sizeof **workspace);
     T_CHECK(*workspace);
-    **workspace = (mm_cuda_workspace){
-        .shape = *shape, .capacity = *capacity, .rank = rank, .ranks = ranks, .device = device};
+    **workspace = (mm_cuda_workspace){.shape = *shape,
+                                      .capacity = *capacity,
+                                      .rank = megamoe_comm_rank(comm),
+                                      .ranks = megamoe_comm_size(comm),
+                                      .device = device};
     add(&fake.workspaces, 1);
     return MEGAMOE_OK;
 }
@@ -83,14 +87,16 @@ FAKE(void, mm_cuda_workspace_close, mm_cuda_workspace *workspace) {
 
 /* The address stands for the window. */
 FAKE(mm_cuda_card, mm_cuda_workspace_card, const mm_cuda_workspace *workspace) {
-    return (mm_cuda_card){(uint64_t)(uintptr_t)workspace, workspace->device->ordinal};
+    return (mm_cuda_card){.address = (uint64_t)(uintptr_t)workspace,
+                          .ordinal = workspace->device->ordinal};
 }
 
-FAKE(megamoe_status, mm_cuda_workspace_meet, mm_cuda_workspace *workspace,
+FAKE(megamoe_status, mm_cuda_workspace_meet, mm_cuda_workspace *workspace, megamoe_comm *comm,
      const mm_cuda_card *cards) {
+    T_EQ_INT(megamoe_comm_rank(comm), workspace->rank);
     for (int32_t r = 0; r < workspace->ranks; r++)
-        T_EQ_INT(((const mm_cuda_workspace *)(uintptr_t)cards[r].window)->rank, r);
-    T_CHECK(cards[workspace->rank].window == (uint64_t)(uintptr_t)workspace);
+        T_EQ_INT(((const mm_cuda_workspace *)(uintptr_t)cards[r].address)->rank, r);
+    T_CHECK(cards[workspace->rank].address == (uint64_t)(uintptr_t)workspace);
     workspace->met = true;
     return MEGAMOE_OK;
 }
@@ -142,6 +148,8 @@ FAKE(megamoe_status, mm_cuda_commit_staged, mm_cuda_workspace *workspace, int64_
 
 FAKE(megamoe_status, mm_cuda_forward, const mm_cuda_call *calls, int32_t n,
      const megamoe_plan *plan, void *stream) {
+    if (fake.launches_until_failure && fake.launches == fake.launches_until_failure)
+        return mm_fail(MEGAMOE_EDEVICE, "no more launches");
     add(&fake.launches, 1);
     pthread_mutex_lock(&lock);
     fake.ranks = n;
@@ -151,14 +159,16 @@ FAKE(megamoe_status, mm_cuda_forward, const mm_cuda_call *calls, int32_t n,
     fake.stream = stream;
     pthread_mutex_unlock(&lock);
     for (int32_t i = 0; i < n; i++) {
-        T_CHECK(n == 1 || calls[i].workspace->rank == i);
+        T_CHECK(i == 0 || calls[i].workspace->rank > calls[i - 1].workspace->rank);
+        T_EQ_INT(calls[i].workspace->device->ordinal, calls[0].workspace->device->ordinal);
         calls[i].workspace->epoch++;
     }
     return MEGAMOE_OK;
 }
 
-FAKE(bool, mm_cuda_workspace_found, mm_cuda_workspace *workspace,
+FAKE(bool, mm_cuda_workspace_found, mm_cuda_workspace *workspace, const char *cause,
      megamoe_workspace_detail *detail) {
+    snprintf(workspace->cause, sizeof workspace->cause, "%s", cause);
     if (!workspace->reports)
         return false;
     workspace->reports = false;

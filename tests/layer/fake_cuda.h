@@ -21,12 +21,14 @@ struct mm_cuda_workspace {
     void *stream;   /* of the last call */
     bool reports;   /* mm_cuda_workspace_found gives `report`, once */
     megamoe_workspace_detail report;
+    char cause[MM_COMM_CAUSE_BYTES]; /* as it was told when last asked */
 };
 
 /* Of all devices together. */
 typedef struct fake_cuda {
     int32_t devices, layers, workspaces; /* open */
     int32_t uploads;                     /* of experts; a layer's `blobs` are host memory */
+    int32_t launches_until_failure;      /* 0: none fails */
     /* The last launch. */
     int32_t launches, ranks;
     megamoe_plan plan;

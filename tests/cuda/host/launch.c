@@ -560,6 +560,27 @@ T_CASE(folded_ranks_share_a_launch) {
     }
 }
 
+/* Those of the others are launched elsewhere. */
+T_CASE(a_launch_may_take_some_of_the_ranks) {
+    static fixture f;
+    open_all(&f, 4, MEGAMOE_FORMAT_MXFP4, MEGAMOE_SCALE_TOKEN);
+    f.device.max_ctas = 100;
+    for (int32_t r = 0; r < 4; r++)
+        T_OK(mm_cuda_commit_staged(f.workspaces[r], r, NULL));
+    const mm_cuda_call calls[2] = {f.calls[1], f.calls[3]}, turned[2] = {f.calls[3], f.calls[1]};
+    T_STATUS(mm_cuda_forward(turned, 2, &chosen, NULL), MEGAMOE_EINVAL);
+    T_OK(mm_cuda_forward(calls, 2, &chosen, NULL));
+    const mm_cuda_forward_args *args = &fake.last.forward;
+    T_EQ_INT(args->here, 2);
+    T_EQ_INT(args->ranks, 4);
+    T_EQ_INT(args->blocks, 50);
+    T_EQ_INT(args->rank[0].rank, 1);
+    T_EQ_INT(args->rank[1].rank, 3);
+    for (int32_t r = 0; r < 4; r++)
+        T_EQ_INT(mm_cuda_workspace_epoch(f.workspaces[r]), r % 2);
+    close_all(&f);
+}
+
 T_CASE(calls_that_do_not_belong_together_are_refused) {
     static fixture f;
     open_all(&f, 2, MEGAMOE_FORMAT_MXFP4, MEGAMOE_SCALE_TOKEN);

@@ -101,9 +101,11 @@ enum { DEVICE_BYTES = 32 };
 static long local_rank(const megamoe_comm *comm) {
     static const char *const names[] = {"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK",
                                         "MPI_LOCALRANKID"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (getenv(names[i]) != NULL)
-            return strtol(getenv(names[i]), NULL, 10);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *text = getenv(names[i]);
+        if (text != NULL)
+            return strtol(text, NULL, 10);
+    }
     return megamoe_comm_rank(comm);
 }
 

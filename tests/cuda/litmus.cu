@@ -81,8 +81,7 @@ extern "C" __global__ void __launch_bounds__(LITMUS_THREADS) litmus_write(litmus
     litmus_inbox *inbox = args.inbox;
     for (uint32_t n = 1; n <= (uint32_t)args.messages; n++) {
         const uint32_t slot = n % LITMUS_SLOTS;
-        if (n > LITMUS_SLOTS &&
-            !await(outbox->read[group], n - LITMUS_SLOTS, args.deadline_ns)) {
+        if (n > LITMUS_SLOTS && !await(outbox->read[group], n - LITMUS_SLOTS, args.deadline_ns)) {
             if (threadIdx.x == 0)
                 outbox->stuck = 1;
             return;

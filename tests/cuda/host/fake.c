@@ -164,8 +164,9 @@ static CUresult pages_map(CUdeviceptr address, size_t bytes, size_t offset,
 }
 
 static CUresult pages_unmap(CUdeviceptr address, size_t bytes) {
-    mmap(fake_memory(address), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
-    return CUDA_SUCCESS;
+    void *const hole = mmap(fake_memory(address), bytes, PROT_NONE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    return hole == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 static CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *access,

@@ -53,6 +53,7 @@ MM_DEVICE bool mm_await_routes(const mm_block *b, int64_t token, uint32_t mask) 
         while (going && mm_load_acquire_sys(returned + lane) != b->epoch)
             going = mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_COMBINE, -1);
     }
+    __syncwarp(); /* what one lane has acquired, all have */
     return __all_sync(~0u, going);
 }
 

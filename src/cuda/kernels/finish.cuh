@@ -373,6 +373,7 @@ MM_DEVICE void mm_return_routes(const mm_block *b, const mm_task *task,
     if (threadIdx.x % 32 == 0)
         done = mm_add_acq_rel_gpu(b->rank->fc2_done + b->parity * b->args->units + task->unit, 1);
     done = __shfl_sync(~0u, done, 0);
+    __syncwarp(); /* what lane 0 has acquired, all have */
     if (done + 1 < (uint32_t)b->args->fc2_tiles)
         return;
     mm_fence_acq_rel_sys();

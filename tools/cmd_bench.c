@@ -196,7 +196,7 @@ int cmd_bench(int argc, char **argv) {
         {"token-tile", OPTION_INTEGER, &request.token_tile, "N",
          "GPU: tokens of a tile (chosen for each batch)", 1, 1024},
         {"lag", OPTION_INTEGER, &request.lag, "N",
-         "GPU: token tiles by which FC2 follows FC1 (all)", 1, INT32_MAX},
+         "GPU: token tiles by which FC2 follows FC1 (chosen for each batch)", 1, INT32_MAX},
         {"seed", OPTION_INTEGER, &request.seed, "N", "of weights, input and routes (1)", 0,
          (double)INT64_MAX},
         OPTION_JSON(&request.json)};

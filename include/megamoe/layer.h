@@ -228,7 +228,7 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_forward(megamoe_layer *layer,
 typedef struct megamoe_plan {
     size_t struct_size;
     int32_t token_tile; /* tokens of a tile, one of the widths compiled; 0: chosen for each batch */
-    int32_t lag;        /* token tiles by which FC2 follows FC1; 0: FC2 after all of FC1 */
+    int32_t lag;        /* token tiles by which FC2 follows FC1; 0: chosen for each batch */
 } megamoe_plan;
 
 /*

@@ -138,6 +138,7 @@ static megamoe_status plan_kernel(mm_cuda_workspace *ws, const mm_cuda_layer *la
                        "memory; cuda:%d gives a thread block %d",
                        n, ws->shape.physical_experts, fixed + MM_PLAN_STAGES_MIN * stage,
                        ws->device->ordinal, ws->device->shared_bytes);
+    kernel->teams = (int32_t)teams;
     kernel->stages = stages;
     kernel->shared_bytes = fixed + (uint32_t)stages * stage;
     return MEGAMOE_OK;
@@ -275,6 +276,12 @@ static mm_cuda_rank rank_of(const mm_cuda_call *call) {
     };
 }
 
+/* Bytes of rows that a rank returns to ranks outside of this launch, if all have as many tokens. */
+static double returned_bytes(const mm_cuda_workspace *ws, int32_t n) {
+    const double routes = (double)ws->tokens * ws->shape.topk * (ws->ranks - n) / ws->ranks;
+    return routes * ws->shape.hidden * sizeof(uint16_t);
+}
+
 /* What the ranks of a launch share is taken from the first. */
 static void fill(const mm_cuda_call *calls, int32_t n, int32_t blocks, const mm_cuda_kernel *kernel,
                  int32_t lag, mm_cuda_forward_args *args) {
@@ -297,7 +304,8 @@ static void fill(const mm_cuda_call *calls, int32_t n, int32_t blocks, const mm_
         .weight_after_fc2 = layer->weight_after_fc2,
         .has_bias = layer->desc.has_bias,
         .stages = kernel->stages,
-        .lag = lag ? lag : INT32_MAX,
+        .lag = lag ? lag
+                   : mm_plan_lag(blocks * kernel->teams, layout->fc1_tiles, returned_bytes(ws, n)),
         .pool_rows = (int32_t)ws->capacity.pool_rows,
         .rows = ws->buffers.rows,
         .units = ws->buffers.units,

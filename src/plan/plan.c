@@ -54,3 +54,18 @@ int32_t mm_plan_stages(int64_t shared_bytes, int64_t fixed_bytes, int64_t stage_
 int32_t mm_plan_blocks(int32_t blocks, int32_t here) {
     return blocks / here;
 }
+
+/*
+ * FC2 after all of FC1 leaves least waiting at the end. But what FC2 returns over a link should not
+ * all come at the end: much of it is spread over the forward, FC2 of a token tile one and a half
+ * waves after its FC1. A wave is one tile for every team: one wave later FC1's last tile has begun,
+ * half a wave more lets it end.
+ */
+int32_t mm_plan_lag(int32_t teams, int32_t fc1_tiles, double returned_bytes) {
+    static const double MUCH = 32 << 20;
+    if (returned_bytes < MUCH)
+        return INT32_MAX;
+    const int64_t lag =
+        (3 * (int64_t)teams + 2 * (int64_t)fc1_tiles - 1) / (2 * (int64_t)fc1_tiles);
+    return lag < 1 ? 1 : (int32_t)lag;
+}

@@ -34,6 +34,12 @@ int32_t mm_plan_token_tile(const mm_plan_tile *tiles, int32_t n, double reading,
  */
 int32_t mm_plan_stages(int64_t shared_bytes, int64_t fixed_bytes, int64_t stage_bytes);
 
+/*
+ * Token tiles by which FC2 follows FC1, for a rank that works on `teams` tiles at once and returns
+ * `returned_bytes` of rows to other GPUs; INT32_MAX: FC2 after all of FC1.
+ */
+int32_t mm_plan_lag(int32_t teams, int32_t fc1_tiles, double returned_bytes);
+
 /* Thread blocks for each of `here` ranks that share `blocks`; 0 if there are too few. */
 int32_t mm_plan_blocks(int32_t blocks, int32_t here);
 

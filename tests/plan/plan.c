@@ -67,3 +67,12 @@ T_CASE(ranks_share_thread_blocks) {
     T_EQ_INT(mm_plan_blocks(132, 8), 16);
     T_EQ_INT(mm_plan_blocks(7, 8), 0);
 }
+
+T_CASE(fc2_follows_fc1_where_much_is_returned) {
+    T_EQ_INT(mm_plan_lag(132, 16, 0), INT32_MAX);
+    T_EQ_INT(mm_plan_lag(132, 16, 1e6), INT32_MAX);
+    T_EQ_INT(mm_plan_lag(132, 16, 1e9), 13); /* 198 / 16 = 12.4 */
+    T_EQ_INT(mm_plan_lag(132, 1, 1e9), 198);
+    T_EQ_INT(mm_plan_lag(16, 24, 1e9), 1);
+    T_EQ_INT(mm_plan_lag(1, 8192, 1e9), 1);
+}

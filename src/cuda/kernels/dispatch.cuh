@@ -148,6 +148,19 @@ MM_DEVICE int32_t mm_prefix(int32_t value, int32_t *sum) {
     return inclusive - value;
 }
 
+/*
+ * Experts in the order in which routes are sent: the first of every rank, then the second, and so
+ * on, so that no rank waits while the experts of another are served. Ranks begin with themselves.
+ */
+MM_DEVICE int32_t mm_nth_expert(const mm_block *b, int32_t i) {
+    const int32_t ranks = b->args->ranks, physical = b->args->physical;
+    const int32_t nth = i / ranks;
+    int32_t owner = i % ranks;
+    if (nth < physical / ranks) /* which all ranks have */
+        owner = (owner + b->rank->rank) % ranks;
+    return mm_share_first(physical, owner, ranks) + nth;
+}
+
 /* Where rows begin, at every owner; token tiles of this rank; places in `order`. A warp each. */
 MM_DEVICE void mm_prefix_sums(const mm_block *b) {
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -190,10 +203,11 @@ MM_DEVICE void mm_prefix_sums(const mm_block *b) {
     }
     if (warp == WARPS - 1) {
         int32_t place = 0;
-        for (int32_t p0 = 0; p0 < physical; p0 += 32) {
-            const int32_t p = p0 + lane;
-            const int32_t before = mm_prefix(p < physical ? b->own[p] : 0, &sum);
-            if (p < physical)
+        for (int32_t i0 = 0; i0 < physical; i0 += 32) {
+            const int32_t i = i0 + lane;
+            const int32_t p = i < physical ? mm_nth_expert(b, i) : 0;
+            const int32_t before = mm_prefix(i < physical ? b->own[p] : 0, &sum);
+            if (i < physical)
                 b->own[p] = place + before;
             place += sum;
         }
@@ -267,7 +281,7 @@ MM_DEVICE int4 *mm_order(const mm_block *b) {
     return routes <= ORDER_ROUTES ? (int4 *)(b->smem + ORDER) : (int4 *)b->rank->order + low;
 }
 
-/* Sorts this block's routes by expert: FC1's first tiles are complete early. */
+/* Sorts this block's routes in the order of mm_nth_expert: FC1's first tiles are complete early. */
 MM_DEVICE void mm_sort_routes(const mm_block *b) {
     const int32_t low = mm_share_of_routes(b, b->block);
     const int32_t high = mm_share_of_routes(b, b->block + 1);
@@ -374,7 +388,7 @@ MM_DEVICE void mm_send(const mm_block *b, int4 entry) {
 /* Sends this block's routes with the other warps that do; helpers leave after `most` of them. */
 MM_DEVICE void mm_dispatch(const mm_block *b, int32_t most) {
     /* After sorting, the place behind the last expert's routes is the number of routes. */
-    const int32_t routes = b->own[b->args->physical - 1];
+    const int32_t routes = b->own[mm_nth_expert(b, b->args->physical - 1)];
     const int4 *order = mm_order(b);
     for (;;) {
         int32_t index = routes;

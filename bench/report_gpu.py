@@ -4,6 +4,9 @@
 
     megamoe bench --device cuda:0 --geometry flash --json > bench/results/h200/flash-mxfp4.json
     bench/report_gpu.py bench/results/h200 > bench/results/h200/README.md
+
+Of several ranks (`megamoe launch -n 2 -- megamoe bench --device cuda ...`) NAME.json stands beside
+NAME-alone.json, one rank with the same load, and links.json has `megamoe info --measure --json`.
 """
 import json
 import pathlib
@@ -12,6 +15,10 @@ import sys
 NOTE = """Medians of `forward` alone in a CUDA graph; L2 is overwritten before each replay. Floor: bytes of
 the experts that were active at 4.39 TB/s, or 6 T k H I operations at 1500 TFLOP/s, whichever takes
 longer. "Public" is {source}. One GPU stands for one rank of eight; nothing crosses NVLink."""
+
+RANKS_NOTE = """Medians of `forward` alone in a CUDA graph on every rank at once, of each call the time
+of the slowest rank, which waits for the others where they begin later; L2 is overwritten before each
+replay. "Alone" is one GPU with the load of one rank and no other ranks, measured in the same call."""
 
 
 def title_of(run):
@@ -48,6 +55,30 @@ def table_of(name, run):
             f"{t[k]:.1f}" for k in ("begin", "dispatch", "fc1", "fc2", "combine", "idle", "total")) + " |")
 
 
+def links_of(name, run):
+    print(f"\n## Between the GPUs\n")
+    for link in run["links"]:
+        print(f"[{name}]({name}): a flag there and back {link['round_trip_us']:.2f} us, a barrier "
+              f"{link['barrier_us']:.2f} us. Pushed, GB/s of each direction:\n")
+        print("| multiprocessors | bulk copies | stores | bulk, both ways | stores, both ways |")
+        print("|---|---|---|---|---|")
+        for p in link["push"]:
+            print(f"| {p['multiprocessors']} | {p['bulk_gbs']:.0f} | {p['store_gbs']:.0f} | "
+                  f"{p['bulk_both_gbs']:.0f} | {p['store_both_gbs']:.0f} |")
+
+
+def ranks_of(name, run, alone):
+    print(f"\n## {run['ranks']} ranks: {title_of(run)}\n")
+    print(f"[{name}]({name}), {run['date']}: `megamoe launch -n {run['ranks']} -- {run['command']}`.\n")
+    print("| tokens per rank | us | alone us | ratio | skew us | begin | dispatch | FC1 | FC2 | combine | idle |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for p, q in zip(run["points"], alone["points"]):
+        us, t = p["forward_us"]["median"], p["times_us"]
+        by = q["forward_us"]["median"]
+        print(f"| {p['tokens']} | {us:.1f} | {by:.1f} | {us / by:.2f} | {p['skew_us']:.1f} | " + " | ".join(
+            f"{t[k]:.1f}" for k in ("begin", "dispatch", "fc1", "fc2", "combine", "idle")) + " |")
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__.strip())
@@ -55,14 +86,21 @@ def main():
     if not files:
         sys.exit(f"{sys.argv[1]}: no .json files")
     runs = [(f.name, json.loads(f.read_text())) for f in files]
-    first = runs[0][1]
+    by_name = dict(runs)
+    first = next(run for name, run in runs if "points" in run)
+    several = any("ranks" in run for _, run in runs)
     gpu = first["gpu"]
     print(f"# {first['model']}\n")
     print(f"megamoe {first['version']}, driver {gpu['driver']}, {gpu['multiprocessors']} multiprocessors, "
           f"up to {gpu['sm_mhz_max']} MHz, memory {gpu['memory_mhz']} MHz, limit {gpu['power_limit_w']:.0f} W.\n")
-    print(NOTE.format(source=first["public_source"]))
+    print(RANKS_NOTE if several else NOTE.format(source=first["public_source"]))
     for name, run in runs:
-        table_of(name, run)
+        if "links" in run:
+            links_of(name, run)
+        elif "ranks" in run:
+            ranks_of(name, run, by_name[name.replace(".json", "-alone.json")])
+        elif not several:
+            table_of(name, run)
 
 
 if __name__ == "__main__":

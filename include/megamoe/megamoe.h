@@ -8,6 +8,7 @@
 #include "device.h"
 #include "layer.h"
 #include "log.h"
+#include "placement.h"
 #include "reference.h"
 #include "router.h"
 #include "status.h"

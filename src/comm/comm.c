@@ -12,6 +12,7 @@
 #include "comm/environment.h"
 #include "comm/group.h"
 #include "comm/links.h"
+#include "comm/outcome.h"
 #include "comm/tcp.h"
 
 enum { MAX_RANKS = 1024, CREATION_DEADLINE_MS = 600000, MAX_PORT = 65535 };
@@ -290,6 +291,19 @@ void mm_meeting_leave(megamoe_comm *comm, mm_meeting *meeting) {
         return;
     mm_gathering_leave(comm->group, meeting->gathering);
     free(meeting);
+}
+
+megamoe_status mm_meeting_outcome(megamoe_comm *comm, const char *what, megamoe_status status) {
+    mm_outcome outcome = {.status = MEGAMOE_OK};
+    mm_outcome_set(&outcome, status);
+    mm_meeting *meeting;
+    const megamoe_status joined = mm_meeting_join(comm, &outcome, sizeof outcome, &meeting);
+    if (joined != MEGAMOE_OK) /* this rank's own failure may be what ended it */
+        return status == MEGAMOE_OK ? joined : mm_fail(status, "%s", outcome.message);
+    status = mm_outcome_of_all(what, mm_meeting_parts(comm, meeting), sizeof outcome, comm->rank,
+                               comm->size);
+    mm_meeting_leave(comm, meeting);
+    return status;
 }
 
 megamoe_status mm_comm_share_fds(megamoe_comm *comm, int fd, int *fds) {

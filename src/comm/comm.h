@@ -31,6 +31,13 @@ const void *mm_meeting_parts(const megamoe_comm *comm, const mm_meeting *meeting
 void mm_meeting_leave(megamoe_comm *comm, mm_meeting *meeting);
 
 /*
+ * Collective: ends a step that may have failed on some rank with `status`. Returns the same verdict
+ * on all, as mm_outcome_of_all, or what ended the meeting.
+ */
+MEGAMOE_CHECKED megamoe_status mm_meeting_outcome(megamoe_comm *comm, const char *what,
+                                                  megamoe_status status);
+
+/*
  * Collective, for ranks that are processes: fds[r] becomes a duplicate of the descriptor that rank
  * r brings, -1 where it brings -1. Owns: the caller closes them and keeps its own. Errors as
  * mm_meeting_join.

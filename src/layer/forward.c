@@ -157,6 +157,7 @@ static megamoe_status forward_on_cpu(megamoe_layer *layer, megamoe_workspace *ws
     if (!agree(layer, ws))
         return MEGAMOE_OK;
     mm_cpu_compute(ws->cpu, &layer->cpu);
+    mm_layer_count(layer, ws->cpu);
     MM_TRY(await(ws, false, MEGAMOE_PHASE_EXPERTS));
     mm_cpu_combine(ws->cpu, y);
     return MEGAMOE_OK;
@@ -233,8 +234,10 @@ static megamoe_status forward_group_on_cpu(const megamoe_forward_call *calls, in
         good = agree(calls[i].layer, calls[i].workspace) && good;
     if (!good)
         return MEGAMOE_OK;
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         mm_cpu_compute(calls[i].workspace->cpu, &calls[i].layer->cpu);
+        mm_layer_count(calls[i].layer, calls[i].workspace->cpu);
+    }
     for (int32_t i = 0; i < n; i++)
         mm_cpu_combine(calls[i].workspace->cpu, calls[i].y);
     return MEGAMOE_OK;

@@ -92,6 +92,7 @@ void megamoe_layer_close(megamoe_layer *layer) {
         mm_cuda_layer_close(&layer->cuda);
     mm_placement_close(&layer->placement);
     free(layer->blobs);
+    free((void *)layer->received);
     megamoe_weights_close(layer->weights);
     free(layer);
 }

@@ -6,11 +6,14 @@
 #ifndef MM_LAYER_LAYER_H
 #define MM_LAYER_LAYER_H
 
+#include <stdatomic.h>
+
 #include "base/device.h"
 #include "comm/comm.h"
 #include "cpu/operation.h"
 #include "cuda/operation.h"
 #include "megamoe/layer.h"
+#include "megamoe/placement.h"
 
 struct megamoe_layer {
     megamoe_device *device;
@@ -22,8 +25,9 @@ struct megamoe_layer {
         mm_cpu_layer cpu;
         mm_cuda_layer cuda; /* where device->cuda is set */
     };
-    megamoe_weights *weights; /* CPU: keeps mapped blobs alive; NULL where `blobs` has them */
-    uint8_t *blobs;           /* CPU: this rank's experts, packed or copied */
+    megamoe_weights *weights;  /* CPU: keeps mapped blobs alive; NULL where `blobs` has them */
+    uint8_t *blobs;            /* CPU: this rank's experts, packed or copied */
+    _Atomic int64_t *received; /* CPU: [placement.local], over all forwards */
 };
 
 struct megamoe_workspace {
@@ -54,6 +58,16 @@ MEGAMOE_CHECKED megamoe_status mm_layer_load_cpu(megamoe_layer *layer,
 MEGAMOE_CHECKED megamoe_status mm_layer_load_cuda(megamoe_layer *layer,
                                                   const megamoe_weights *weights,
                                                   const megamoe_layer_options *options);
+
+/* What all ranks need to have in common for a forward, with experts placed like this. */
+uint64_t mm_layer_key(const megamoe_layer *layer, const mm_placement *placement, int32_t format,
+                      bool weight_after_fc2);
+
+/* Takes note of what a forward has brought to this rank's experts. */
+void mm_layer_count(megamoe_layer *layer, const mm_cpu_workspace *workspace);
+
+/* Of experts on their way from a rank (place.c), but one at least; tests make it small. */
+extern size_t mm_place_window_bytes;
 
 /* Number of the last forward that was begun. */
 static inline uint64_t mm_workspace_epoch(const megamoe_workspace *workspace) {

@@ -14,11 +14,10 @@
 #include "weights/cuda_pack.h"
 #include "weights/weights.h"
 
-/* What all ranks need to have in common for a forward. */
-static uint64_t key_of(const megamoe_layer *layer, int32_t format, bool weight_after_fc2) {
+uint64_t mm_layer_key(const megamoe_layer *layer, const mm_placement *placement, int32_t format,
+                      bool weight_after_fc2) {
     const megamoe_layer_desc *desc = &layer->desc;
     const megamoe_activation *a = &desc->activation;
-    const mm_placement *placement = &layer->placement;
     const float activation[] = {a->alpha, a->offset, a->limit};
     const int32_t options[] = {desc->hidden, desc->intermediate,         desc->experts,
                                format,       (int32_t)layer->accumulate, weight_after_fc2};
@@ -136,9 +135,10 @@ megamoe_status mm_layer_load_cpu(megamoe_layer *layer, const megamoe_weights *we
         .layout = mm_cpu_layout_of(&layer->desc, mm_weights_nvfp4_mode(weights, options->nvfp4)),
         .placement = placement,
         .experts = mm_alloc((size_t)placement->local * sizeof *cpu->experts)};
-    if (!cpu->experts)
+    layer->received = mm_alloc((size_t)placement->local * sizeof *layer->received);
+    if (!cpu->experts || !layer->received)
         return mm_fail(MEGAMOE_ENOMEM, "layer: out of memory");
-    cpu->key = key_of(layer, (int32_t)cpu->layout.format, cpu->weight_after_fc2);
+    cpu->key = mm_layer_key(layer, placement, (int32_t)cpu->layout.format, cpu->weight_after_fc2);
     layer->blob_bytes = cpu->layout.blob_bytes;
     if (!megamoe_weights_prepared(weights))
         MM_TRY(pack_experts(layer, weights, options));
@@ -201,7 +201,8 @@ megamoe_status mm_layer_load_cuda(megamoe_layer *layer, const megamoe_weights *w
         .layout = mm_cuda_layout_of(&layer->desc, mm_weights_nvfp4_mode(weights, options->nvfp4)),
         .placement = placement,
         .device = layer->device->cuda};
-    cuda->key = key_of(layer, (int32_t)cuda->layout.format, cuda->weight_after_fc2);
+    cuda->key =
+        mm_layer_key(layer, placement, (int32_t)cuda->layout.format, cuda->weight_after_fc2);
     layer->blob_bytes = cuda->layout.blob_bytes;
     MM_TRY(mm_cuda_layer_open(cuda));
     if (!megamoe_weights_prepared(weights))

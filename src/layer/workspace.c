@@ -223,23 +223,6 @@ fail:
     return status;
 }
 
-/*
- * Ends a collective creation: how the last step went on all ranks. Its end is the moment from which
- * on deadlines of forwards count.
- */
-static megamoe_status share_outcome(megamoe_comm *comm, megamoe_status status) {
-    mm_outcome outcome = {.status = MEGAMOE_OK};
-    mm_outcome_set(&outcome, status);
-    mm_meeting *meeting;
-    const megamoe_status joined = mm_meeting_join(comm, &outcome, sizeof outcome, &meeting);
-    if (joined != MEGAMOE_OK) /* this rank's own failure may be what ended it */
-        return status == MEGAMOE_OK ? joined : mm_fail(status, "%s", outcome.message);
-    status = mm_outcome_of_all("workspace", mm_meeting_parts(comm, meeting), sizeof outcome,
-                               megamoe_comm_rank(comm), megamoe_comm_size(comm));
-    mm_meeting_leave(comm, meeting);
-    return status;
-}
-
 /* Every rank comes, also one that could not open its part, so that all fail together. */
 static megamoe_status meet_all(megamoe_comm *comm, megamoe_workspace *ws, const struct card *mine) {
     mm_meeting *meeting;
@@ -254,7 +237,8 @@ static megamoe_status meet_all(megamoe_comm *comm, megamoe_workspace *ws, const 
     const struct card *cards = mm_meeting_parts(comm, meeting);
     megamoe_status status = compare_all(comm, cards);
     if (status == MEGAMOE_OK && ws) /* without one this rank's outcome is not MEGAMOE_OK */
-        status = share_outcome(comm, take_peers(ws, cards));
+        /* Its end is the moment from which on deadlines of forwards count. */
+        status = mm_meeting_outcome(comm, "workspace", take_peers(ws, cards));
     mm_meeting_leave(comm, meeting);
     return status;
 }

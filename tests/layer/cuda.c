@@ -111,6 +111,22 @@ T_CASE(weights_prepared_for_the_cpu) {
     close_fixture(x);
 }
 
+/* Experts of a GPU stay where they are, and it does not count over forwards. */
+T_CASE(placing_is_refused) {
+    fixture *x = open_fixture(34);
+    const setup s = on_cuda(x);
+    fleet f = fleet_open(&s);
+    int64_t counts[8] = {0};
+    T_STATUS(megamoe_layer_place(f.rank[0].comm, f.rank[0].layer, NULL), MEGAMOE_EUNSUPPORTED);
+    T_CONTAINS(megamoe_last_error(), "a CUDA device; create it anew");
+    T_STATUS(megamoe_layer_receive_counts(f.rank[0].layer, counts, 4), MEGAMOE_EUNSUPPORTED);
+    T_STATUS(megamoe_layer_reset_counts(f.rank[0].layer), MEGAMOE_EUNSUPPORTED);
+    T_STATUS(megamoe_layer_loads(f.rank[0].comm, f.rank[0].layer, counts, 4), MEGAMOE_EUNSUPPORTED);
+    fleet_close(&f);
+    check_nothing_open();
+    close_fixture(x);
+}
+
 /* Row 3 of expert 1's gate holds scales 40 binades apart. */
 T_CASE(groups_outside_of_the_window) {
     fixture *x = open_fixture(32);

@@ -6,7 +6,9 @@ JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 60
 
 SOURCES = $(shell git ls-files -co --exclude-standard '*.c' '*.h' '*.cu' '*.cuh')
-TIDIED = $(shell git ls-files -co --exclude-standard 'src/*.c' 'tools/*.c' 'examples/*.c' 'bench/*.c' 'tests/*.c')
+# What needs MPI only where there is one.
+TIDIED = $(filter-out $(if $(wildcard build/release/mpi/*.so),,mpi/% tests/mpi/%), \
+    $(shell git ls-files -co --exclude-standard 'src/*.c' 'tools/*.c' 'examples/*.c' 'bench/*.c' 'mpi/*.c' 'tests/*.c'))
 
 .PHONY: all build demo test bench install clean format format-check tidy fuzz
 

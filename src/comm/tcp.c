@@ -21,6 +21,7 @@ enum {
     VISITORS = 64, /* connections that have not said yet who they are */
     GREETING_MS = 10000,
     FAREWELL_MS = 500,
+    VERDICT_MS = 300, /* rank 0, which may have begun later, tells who has not come */
     LATE_MS = 2000,
     RETRY_FIRST_MS = 5,
     RETRY_MOST_MS = 500,
@@ -436,8 +437,8 @@ static megamoe_status tcp_allgather(void *state, const void *mine, void *all, si
         status = send_frame(t->sockets[0], 0, t->number, mine, bytes, deadline);
         /* Rank 0 may have told why it does not listen any more. */
         if (status == MEGAMOE_OK || status == MEGAMOE_EPEER)
-            status =
-                receive_frame(t->sockets[0], 0, t->number, all, (size_t)t->size * bytes, deadline);
+            status = receive_frame(t->sockets[0], 0, t->number, all, (size_t)t->size * bytes,
+                                   deadline + VERDICT_MS);
     }
     t->number++;
     return status;

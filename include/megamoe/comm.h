@@ -59,12 +59,15 @@ typedef struct megamoe_comm_options {
  *                        Slurm (SLURM_PROCID, SLURM_NTASKS in a step), of Open MPI
  *                        (OMPI_COMM_WORLD_RANK, _SIZE) or of MPICH (PMI_RANK, PMI_SIZE)
  *   MASTER_ADDR          where rank 0 is; 127.0.0.1 if it is not set
- *   MEGAMOE_PORT         at which rank 0 listens meanwhile; else MASTER_PORT + 1000, or - 1000
- * beyond 65535, where MASTER_PORT is 29500 if it is not set MEGAMOE_JOB          a word that tells
- * jobs apart; else TORCHELASTIC_RUN_ID, SLURM_JOB_ID or PMIX_NAMESPACE. Two jobs with one port do
- * not mix, but one of them fails. `options` may be NULL. Owns: the caller closes *comm. Blocks
- * until all ranks have come. Returns: MEGAMOE_ENOTFOUND (no launcher), MEGAMOE_EINVAL (a malformed
- * variable), or as megamoe_comm_tcp.
+ *   MEGAMOE_PORT         at which port rank 0 listens meanwhile; else 1000 more than
+ *                        MASTER_PORT (29500 if it is not set), or 1000 less beyond 65535
+ *   MEGAMOE_JOB          a word that tells jobs apart; else TORCHELASTIC_RUN_ID,
+ *                        SLURM_JOB_ID or PMIX_NAMESPACE
+ *
+ * Two jobs with one port do not mix, but one of them fails. `options` may be NULL.
+ * Owns: the caller closes *comm. Blocks until all ranks have come.
+ * Returns: MEGAMOE_ENOTFOUND (no launcher), MEGAMOE_EINVAL (a malformed variable), or as
+ * megamoe_comm_tcp.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status
 megamoe_comm_from_env(const megamoe_comm_options *options, megamoe_comm **comm);
@@ -117,6 +120,47 @@ typedef struct megamoe_bootstrap {
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_comm_custom(const megamoe_bootstrap *bootstrap,
                                                                megamoe_comm **comm);
+
+/*
+ * ---- Ranks on several hosts ----
+ *
+ * Ranks without memory in common, whose messages the caller carries. CPU devices only: tokens are
+ * sent to the ranks of their experts and their rows back, in two exchanges for each forward after
+ * one of counts. The bits are those of one rank. What the transport does not notice of a death ends
+ * with a deadline, and experts cannot be placed anew (megamoe_layer_place).
+ */
+typedef struct megamoe_transport {
+    size_t struct_size;
+    int32_t rank, size;
+    int32_t creation_deadline_ms; /* as in megamoe_comm_options */
+    void *user;
+    /* As in megamoe_bootstrap, of any number of bytes. */
+    int (*allgather)(void *user, const void *mine, void *all, size_t bytes, int32_t timeout_ms);
+    /*
+     * Collective: send_bytes[r] bytes at send + send_offsets[r] go to rank r, and as many as that
+     * rank sends, receive_bytes[r], come from it to receive + receive_offsets[r]. 0 for the rank
+     * itself. Blocks, at best no longer than timeout_ms. Returns as allgather.
+     */
+    int (*alltoallv)(void *user, const void *send, const size_t *send_bytes,
+                     const size_t *send_offsets, void *receive, const size_t *receive_bytes,
+                     const size_t *receive_offsets, int32_t timeout_ms);
+    /* This rank has given up: ends the waits of the others, if it can. Thread: any. May be NULL. */
+    void (*abort)(void *user);
+    /* Not used any more. May be NULL. */
+    void (*close)(void *user);
+} megamoe_transport;
+
+/*
+ * The functions are called by the threads that create workspaces and compute forwards, one call at
+ * a time for each communicator.
+ * Owns: `transport` is copied; its `close` is called with the communicator's, or before a failure
+ * is returned, unless that is of an argument. The caller closes *comm. Blocks until all ranks have
+ * come.
+ * Returns: MEGAMOE_EINVAL (options; ranks that contradict each other; different versions of the
+ * library), MEGAMOE_EPEER, MEGAMOE_ETIMEDOUT, MEGAMOE_ENOMEM.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status
+megamoe_comm_transport(const megamoe_transport *transport, megamoe_comm **comm);
 
 /*
  * Accepts NULL. Close the workspaces of a communicator first. Other ranks that are processes keep

@@ -27,7 +27,10 @@ struct megamoe_comm {
     uint64_t meetings; /* joined so far */
     /* Ranks that are processes: */
     mm_links *links;
-    mm_alarm own_alarm;
+    /* Ranks whose messages the caller carries: */
+    bool by_messages;
+    megamoe_transport transport;
+    mm_alarm own_alarm; /* of the last two */
 };
 
 struct mm_meeting {
@@ -175,6 +178,49 @@ megamoe_status megamoe_comm_custom(const megamoe_bootstrap *bootstrap, megamoe_c
     return open_processes(&taken, deadline_ms, comm);
 }
 
+/* ---- ranks that the caller connects ---- */
+
+static void close_transport(const megamoe_transport *transport) {
+    if (transport->close)
+        transport->close(transport->user);
+}
+
+static megamoe_status open_messages(const megamoe_transport *transport, megamoe_comm **comm) {
+    MM_TRY(mm_messages_meet(transport));
+    megamoe_comm *c = *comm = mm_alloc(sizeof *c);
+    if (!c)
+        return mm_fail(MEGAMOE_ENOMEM, "communicator: out of memory");
+    c->rank = transport->rank;
+    c->size = transport->size;
+    c->creation_deadline_ms = transport->creation_deadline_ms;
+    c->by_messages = true;
+    c->transport = *transport;
+    c->alarm = &c->own_alarm;
+    mm_alarm_open(&c->own_alarm);
+    return MEGAMOE_OK;
+}
+
+megamoe_status megamoe_comm_transport(const megamoe_transport *transport, megamoe_comm **comm) {
+    if (!comm || !transport)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_comm_transport: %s is NULL",
+                       comm ? "transport" : "comm");
+    *comm = NULL;
+    megamoe_transport callers;
+    MM_TRY(mm_take_struct(&callers, sizeof callers, transport, "megamoe_transport"));
+    MM_TRY(check_ranks(callers.rank, callers.size));
+    MM_TRY(take_deadline(callers.creation_deadline_ms, &callers.creation_deadline_ms));
+    if (!callers.allgather || !callers.alltoallv)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_comm_transport: %s is NULL",
+                       callers.allgather ? "alltoallv" : "allgather");
+    const megamoe_status status = open_messages(&callers, comm);
+    if (status == MEGAMOE_OK)
+        return MEGAMOE_OK;
+    if (callers.abort)
+        callers.abort(callers.user);
+    close_transport(&callers);
+    return status;
+}
+
 /* ---- all ---- */
 
 void megamoe_comm_close(megamoe_comm *comm) {
@@ -184,6 +230,8 @@ void megamoe_comm_close(megamoe_comm *comm) {
         mm_group_close(comm->group);
     else {
         mm_links_close(comm->links);
+        if (comm->by_messages)
+            close_transport(&comm->transport);
         mm_alarm_close(&comm->own_alarm);
     }
     free(comm);
@@ -202,8 +250,9 @@ void megamoe_comm_abort(megamoe_comm *comm) {
         return;
     if (comm->links)
         mm_links_abort(comm->links);
-    else
-        (void)mm_alarm_raise(comm->alarm, MM_ALARM_ABORTED, comm->rank);
+    else if (mm_alarm_raise(comm->alarm, MM_ALARM_ABORTED, comm->rank) && comm->by_messages &&
+             comm->transport.abort)
+        comm->transport.abort(comm->transport.user);
 }
 
 bool mm_comm_folded(const megamoe_comm *comm) {
@@ -212,6 +261,10 @@ bool mm_comm_folded(const megamoe_comm *comm) {
 
 bool mm_comm_in_processes(const megamoe_comm *comm) {
     return comm->links;
+}
+
+bool mm_comm_by_messages(const megamoe_comm *comm) {
+    return comm->by_messages;
 }
 
 bool mm_comm_aborted(const megamoe_comm *comm) {
@@ -244,7 +297,35 @@ void mm_comm_unwatch(megamoe_comm *comm, mm_abort_watch *watch) {
 
 /* ---- collectives ---- */
 
+/* A rank that has aborted takes part in nothing. */
+static megamoe_status check_messages(const megamoe_comm *comm) {
+    return mm_comm_aborted(comm) ? mm_fail(MEGAMOE_EPEER, "rank %d has aborted", comm->rank)
+                                 : MEGAMOE_OK;
+}
+
+megamoe_status mm_comm_tell(megamoe_comm *comm, const void *mine, void *all, size_t bytes,
+                            int32_t timeout_ms) {
+    MM_TRY(check_messages(comm));
+    const megamoe_status status =
+        mm_messages_allgather(&comm->transport, mine, all, bytes, timeout_ms);
+    if (status != MEGAMOE_OK)
+        megamoe_comm_abort(comm);
+    return status;
+}
+
+megamoe_status mm_comm_exchange(megamoe_comm *comm, const mm_parts *sent, const mm_parts *received,
+                                int32_t timeout_ms) {
+    MM_TRY(check_messages(comm));
+    const megamoe_status status =
+        mm_messages_exchange(&comm->transport, sent, received, timeout_ms);
+    if (status != MEGAMOE_OK)
+        megamoe_comm_abort(comm);
+    return status;
+}
+
 static megamoe_status allgather(megamoe_comm *comm, const void *mine, void *all, size_t bytes) {
+    if (comm->by_messages)
+        return mm_comm_tell(comm, mine, all, bytes, comm->creation_deadline_ms);
     return comm->links ? mm_links_allgather(comm->links, mine, all, bytes, -1, NULL,
                                             comm->creation_deadline_ms)
                        : mm_group_allgather(comm->group, comm->rank, comm->meetings++, mine, all,

@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 #include "comm/alarm.h"
+#include "comm/messages.h"
 #include "megamoe/comm.h"
 
 /*
@@ -48,6 +49,18 @@ bool mm_comm_folded(const megamoe_comm *comm);
 
 /* Ranks are processes: they have no memory in common but what descriptors are shared for. */
 bool mm_comm_in_processes(const megamoe_comm *comm);
+
+/* Ranks have no memory in common at all: the caller carries what they tell each other. */
+bool mm_comm_by_messages(const megamoe_comm *comm);
+
+/*
+ * Collective, for such ranks: mm_messages_exchange, and an allgather with a time of its own. After
+ * a failure the communicator is aborted.
+ */
+MEGAMOE_CHECKED megamoe_status mm_comm_exchange(megamoe_comm *comm, const mm_parts *sent,
+                                                const mm_parts *received, int32_t timeout_ms);
+MEGAMOE_CHECKED megamoe_status mm_comm_tell(megamoe_comm *comm, const void *mine, void *all,
+                                            size_t bytes, int32_t timeout_ms);
 
 /* Some rank has aborted or its process has ended. Cheap enough for a spin loop. */
 bool mm_comm_aborted(const megamoe_comm *comm);

@@ -135,7 +135,8 @@ typedef struct mm_cpu_workspace {
     struct mm_scratch *scratch; /* [threads] */
     struct mm_range *ranges;    /* [threads] */
 
-    size_t reserved_bytes; /* the window included */
+    struct mm_cpu_mirror *mirror; /* of ranks without memory in common; else NULL */
+    size_t reserved_bytes;        /* the window included */
     struct mm_reservation *reservations;
 } mm_cpu_workspace;
 

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "cpu/mirror.h"
 #include "cpu/operation.h"
 #include "cpu/scratch.h"
 
@@ -12,7 +13,8 @@
     X(ROUTES, "where each of pool_rows routes comes from, its weight and scales")                  \
     X(FC1_INPUT, "FC1's input: panels and scales of pool_rows routes")                             \
     X(FC2_INPUT, "FC2's input: panels and scales of pool_rows routes")                             \
-    X(WORK, "counts of routes, tasks, and what each thread computes in")
+    X(WORK, "counts of routes, tasks, and what each thread computes in")                           \
+    X(MIRROR, "windows of ranks on other hosts, and messages to and from them")
 
 enum {
 #define X(name, what) PART_##name,
@@ -127,6 +129,35 @@ static bool reserve_pool(mm_cpu_workspace *ws) {
            ws->fc1_panels && ws->fc2_panels && ws->fc1_chunk_scale && ws->fc2_chunk_scale;
 }
 
+/* Rows that are not sent or received take no memory. */
+static bool reserve_mirror(mm_cpu_workspace *ws) {
+    mm_cpu_mirror *m = ws->mirror = mm_alloc(sizeof *m);
+    if (!m)
+        return false;
+    const int64_t ranks = ws->ranks, tokens = ws->capacity.tokens;
+    m->stride = mm_round_up(window_bytes(ws, PART_COUNT), MM_PAGE);
+    m->card_bytes = mm_cpu_mirror_card_bytes(ws);
+    m->token_bytes = mm_cpu_mirror_token_bytes(ws);
+    m->result_bytes = mm_cpu_mirror_result_bytes(ws);
+    const size_t tokens_bytes = (size_t)(ranks * tokens) * m->token_bytes;
+    const size_t returned_bytes = (size_t)(tokens * ws->shape.topk) * m->result_bytes;
+    const size_t pool_bytes = (size_t)ws->capacity.pool_rows * m->result_bytes;
+    m->windows = reserve(ws, PART_MIRROR, ranks, (int64_t)m->stride, 1);
+    m->cards = reserve(ws, PART_MIRROR, ranks + 1, (int64_t)m->card_bytes, 1);
+    m->sent.data =
+        reserve(ws, PART_MIRROR, 1, mm_max((int64_t)tokens_bytes, (int64_t)pool_bytes), 1);
+    m->received.data =
+        reserve(ws, PART_MIRROR, 1, mm_max((int64_t)tokens_bytes, (int64_t)returned_bytes), 1);
+    mm_parts *both[] = {&m->sent, &m->received};
+    bool complete = m->windows && m->cards && m->sent.data && m->received.data;
+    for (int i = 0; i < 2; i++) {
+        both[i]->bytes = reserve(ws, PART_MIRROR, ranks, 1, sizeof(size_t));
+        both[i]->offsets = reserve(ws, PART_MIRROR, ranks, 1, sizeof(size_t));
+        complete = complete && both[i]->bytes && both[i]->offsets;
+    }
+    return complete;
+}
+
 static bool reserve_all(mm_cpu_workspace *ws) {
     const int32_t threads = mm_pool_threads(ws->device->pool);
     ws->windows = mm_alloc((size_t)ws->ranks * sizeof *ws->windows);
@@ -151,11 +182,12 @@ megamoe_status mm_cpu_workspace_open(const megamoe_shape *shape, const megamoe_c
     ws->results_stride = ws->codes_stride;
     ws->blocks_stride = (int32_t)mm_ceil_div(ws->shape.hidden, MM_BLOCK);
     const megamoe_status status =
-        reserve_all(ws) ? mm_symmetric_open(comm, window_bytes(ws, PART_COUNT), &ws->memory)
-                        : mm_fail(MEGAMOE_ENOMEM,
-                                  "workspace of %lld tokens and %lld pool rows: out of address "
-                                  "space",
-                                  (long long)capacity->tokens, (long long)capacity->pool_rows);
+        reserve_all(ws) && (!mm_comm_by_messages(comm) || reserve_mirror(ws))
+            ? mm_symmetric_open(comm, window_bytes(ws, PART_COUNT), &ws->memory)
+            : mm_fail(MEGAMOE_ENOMEM,
+                      "workspace of %lld tokens and %lld pool rows: out of address "
+                      "space",
+                      (long long)capacity->tokens, (long long)capacity->pool_rows);
     if (status != MEGAMOE_OK) {
         mm_cpu_workspace_close(ws);
         return status;
@@ -174,6 +206,11 @@ mm_cpu_card mm_cpu_workspace_card(const mm_cpu_workspace *workspace) {
 megamoe_status mm_cpu_workspace_meet(mm_cpu_workspace *workspace, megamoe_comm *comm,
                                      const mm_cpu_card *cards) {
     mm_cpu_workspace *ws = workspace;
+    for (int32_t r = 0; ws->mirror && r < ws->ranks; r++)
+        if (r != ws->rank)
+            find_window(ws, r, ws->mirror->windows + (size_t)r * ws->mirror->stride);
+    if (ws->mirror)
+        return MEGAMOE_OK;
     uint64_t *own = mm_alloc((size_t)ws->ranks * sizeof *own);
     uint8_t **ranges = mm_alloc((size_t)ws->ranks * sizeof(uint8_t *));
     megamoe_status status;
@@ -203,6 +240,7 @@ void mm_cpu_workspace_close(mm_cpu_workspace *workspace) {
         r = next;
     }
     mm_symmetric_close(&workspace->memory);
+    free(workspace->mirror);
     free(workspace->windows);
     free(workspace);
 }
@@ -214,7 +252,8 @@ bool mm_cpu_workspace_part(const mm_cpu_workspace *workspace, int32_t index, con
         PARTS(X)
 #undef X
     };
-    if (index < 0 || index >= PART_COUNT)
+    /* The last part is there only where it is used. */
+    if (index < 0 || index >= (workspace->mirror ? PART_COUNT : PART_MIRROR))
         return false;
     *what = texts[index];
     *bytes = window_bytes(workspace, index);
@@ -231,6 +270,8 @@ void mm_cpu_prewarm(const mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
         mm_min(ws->capacity.pool_rows, 2 * ws->capacity.tokens * (int64_t)ws->shape.topk);
     mm_populate(ws->memory.own, ws->memory.bytes, true);
     for (const struct mm_reservation *r = ws->reservations; r; r = r->next) {
+        if (r->part == PART_MIRROR)
+            continue;
         const size_t row_bytes = r->bytes / (size_t)ws->capacity.pool_rows;
         mm_populate(r->memory, r->by_route ? row_bytes * (size_t)expected : r->bytes, true);
     }

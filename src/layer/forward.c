@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/view.h"
+#include "cpu/mirror.h"
 #include "layer/layer.h"
 
 static int32_t gpu_of(const megamoe_device *device) {
@@ -150,8 +151,51 @@ static bool agree(megamoe_layer *layer, megamoe_workspace *ws) {
     return ws->pending.status == MEGAMOE_OK;
 }
 
+/* Ends the forward after a failure of the transport, which has said why. */
+static megamoe_status die_of_messages(megamoe_workspace *ws, megamoe_status status,
+                                      megamoe_phase phase) {
+    megamoe_workspace_detail detail = {.struct_size = sizeof detail,
+                                       .status = status,
+                                       .phase = phase,
+                                       .rank = -1,
+                                       .epoch = ws->cpu->epoch,
+                                       .token = -1,
+                                       .slot = -1};
+    snprintf(detail.message, sizeof detail.message, "forward %" PRIu64 ", %s: %.150s", detail.epoch,
+             phase == MEGAMOE_PHASE_COUNT      ? "counting"
+             : phase == MEGAMOE_PHASE_DISPATCH ? "dispatching"
+                                               : "combining",
+             megamoe_last_error());
+    mm_workspace_die(ws, &detail);
+    return mm_fail(status, "%s", detail.message);
+}
+
+/* The same phases with messages between them (src/cpu/mirror.h), where memory is not shared. */
+static megamoe_status forward_by_messages(megamoe_layer *layer, megamoe_workspace *ws,
+                                          const megamoe_view *y) {
+    const int32_t timeout_ms = ws->capacity.deadline_ms;
+    mm_cpu_publish(ws->cpu, &layer->cpu);
+    megamoe_status status = mm_cpu_mirror_counts(ws->cpu, &layer->cpu, ws->comm, timeout_ms);
+    if (status != MEGAMOE_OK)
+        return die_of_messages(ws, status, MEGAMOE_PHASE_COUNT);
+    if (!agree(layer, ws))
+        return MEGAMOE_OK;
+    status = mm_cpu_mirror_tokens(ws->cpu, &layer->cpu, ws->comm, timeout_ms);
+    if (status != MEGAMOE_OK)
+        return die_of_messages(ws, status, MEGAMOE_PHASE_DISPATCH);
+    mm_cpu_compute(ws->cpu, &layer->cpu);
+    mm_layer_count(layer, ws->cpu);
+    status = mm_cpu_mirror_results(ws->cpu, ws->comm, timeout_ms);
+    if (status != MEGAMOE_OK)
+        return die_of_messages(ws, status, MEGAMOE_PHASE_COMBINE);
+    mm_cpu_combine(ws->cpu, y);
+    return MEGAMOE_OK;
+}
+
 static megamoe_status forward_on_cpu(megamoe_layer *layer, megamoe_workspace *ws,
                                      const megamoe_view *y) {
+    if (ws->cpu->mirror)
+        return forward_by_messages(layer, ws, y);
     mm_cpu_publish(ws->cpu, &layer->cpu);
     MM_TRY(await(ws, true, MEGAMOE_PHASE_COUNT));
     if (!agree(layer, ws))

@@ -380,6 +380,9 @@ megamoe_status megamoe_layer_place(megamoe_comm *comm, megamoe_layer *layer,
                        "%s: not of a layer on a CUDA device; create it anew "
                        "with the map",
                        what);
+    if (mm_comm_by_messages(comm))
+        return mm_fail(MEGAMOE_EUNSUPPORTED, "%s: not between ranks without memory in common",
+                       what);
     if (mm_comm_folded(comm))
         return mm_fail(MEGAMOE_EINVAL,
                        "%s: one thread drives all ranks of a folded communicator, so they cannot "

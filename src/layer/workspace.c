@@ -184,6 +184,10 @@ static void abort_kernels(void *user) {
 
 /* The backend's part. */
 static megamoe_status open_part(megamoe_workspace *ws) {
+    if (ws->device->cuda && mm_comm_by_messages(ws->comm))
+        return mm_fail(MEGAMOE_EUNSUPPORTED,
+                       "workspace: the ranks of a communicator whose messages "
+                       "the caller carries are on CPUs");
     if (!ws->device->cuda)
         return mm_cpu_workspace_open(&ws->shape, &ws->capacity, ws->comm, ws->device, &ws->cpu);
     MM_TRY(

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Under mpirun: ranks that MPI has brought together give the bits of one rank. */
+/*
+ * Under mpirun: ranks that MPI has brought together give the bits of one rank. With the argument
+ * "apart" every second one moves to a network namespace of its own, which makes it another host for
+ * the library, though not for MPI.
+ */
+#define _GNU_SOURCE
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,18 +109,36 @@ static void compute(megamoe_comm *comm, const megamoe_weights *from, uint16_t *y
     megamoe_comm_close(comm);
 }
 
-static void check_ranks(MPI_Comm mpi, const megamoe_weights *from, const uint16_t *want) {
+typedef megamoe_status (*connect_fn)(MPI_Comm mpi, const megamoe_comm_options *options,
+                                     megamoe_comm **comm);
+
+static void check_ranks(connect_fn connect, MPI_Comm mpi, const megamoe_weights *from,
+                        const uint16_t *want) {
     int rank, size;
     MPI_Comm_rank(mpi, &rank);
     MPI_Comm_size(mpi, &size);
     megamoe_comm *comm;
-    CHECK(megamoe_comm_mpi(mpi, NULL, &comm));
+    CHECK(connect(mpi, NULL, &comm));
     EXPECT(megamoe_comm_rank(comm) == rank && megamoe_comm_size(comm) == size);
     uint16_t y[TOKENS * HIDDEN] = {0};
     compute(comm, from, y);
     const size_t first = (size_t)(rank * TOKENS / size) * HIDDEN;
     const size_t end = (size_t)((rank + 1) * TOKENS / size) * HIDDEN;
     EXPECT(memcmp(y + first, want + first, (end - first) * sizeof *y) == 0);
+}
+
+/* Refused where memory would have to be shared, and told so to all. */
+static void check_refusal(void) {
+    megamoe_comm *comm;
+    EXPECT(megamoe_comm_mpi(MPI_COMM_WORLD, NULL, &comm) == MEGAMOE_EUNSUPPORTED);
+    EXPECT(strstr(megamoe_last_error(), "on different hosts") != NULL);
+}
+
+/* Whether all that should have could move. */
+static bool move_apart(int rank) {
+    int can = rank % 2 == 0 || unshare(CLONE_NEWNET) == 0, all;
+    MPI_Allreduce(&can, &all, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+    return all;
 }
 
 int main(int argc, char **argv) {
@@ -126,11 +150,22 @@ int main(int argc, char **argv) {
     uint16_t want[TOKENS * HIDDEN];
     CHECK(megamoe_comm_self(&self));
     compute(self, from, want);
-    check_ranks(MPI_COMM_WORLD, from, want);
-    /* Others than the world, in another order. */
+    /* The world, and two parts of it in another order. */
     MPI_Comm part;
     MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &part);
-    check_ranks(part, from, want);
+    const bool apart = argc > 1 && strcmp(argv[1], "apart") == 0;
+    if (apart && !move_apart(rank)) {
+        puts("skipped: no network namespace can be made here");
+        MPI_Finalize();
+        return 0;
+    }
+    static const connect_fn both[] = {megamoe_comm_mpi_hosts, megamoe_comm_mpi};
+    if (apart)
+        check_refusal();
+    for (int i = 0; i < (apart ? 1 : 2); i++) {
+        check_ranks(both[i], MPI_COMM_WORLD, from, want);
+        check_ranks(both[i], part, from, want);
+    }
     MPI_Comm_free(&part);
     megamoe_weights_close(from);
     MPI_Finalize();

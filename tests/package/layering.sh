@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# A folder of src/ includes only headers of its own and of those above it in this list, tools/ and
-# examples/ only public headers, and public headers only their neighbours: layering.sh ROOT
+# A folder of src/ includes only headers of its own and of those above it in this list, tools/, mpi/
+# and examples/ only public headers, and public headers only their neighbours: layering.sh ROOT
 set -euo pipefail
 cd "$1"
 layers=(base num router weights checkpoint plan comm cpu cuda layer)
@@ -32,7 +32,7 @@ for folder in src/*/; do
     done < <(includes_of "$folder")
 done
 
-for folder in tools examples; do
+for folder in tools mpi examples; do
     while read -r file header; do
         [[ $header == megamoe/* || ($header != */* && -f $folder/$header) ]] || refuse "$file" "$header"
     done < <(includes_of "$folder")

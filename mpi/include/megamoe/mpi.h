@@ -28,6 +28,19 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_comm_mpi(MPI_Comm mpi,
                                                             const megamoe_comm_options *options,
                                                             megamoe_comm **comm);
 
+/*
+ * Collective over `mpi`: ranks on any hosts, for CPU devices, as megamoe_comm_transport. MPI
+ * carries all messages as long as the communicator lives, over a duplicate of `mpi`: it is called
+ * by the threads that create workspaces and compute forwards, so several of those need
+ * MPI_THREAD_SERIALIZED, and it is finalized after *comm is closed, which is collective too. A rank
+ * can send and receive less than 2 GiB in one forward. MPI does not go on after a death: a forward
+ * then ends with its deadline, and only MPI_Abort is left.
+ * `options` may be NULL. Owns: the caller closes *comm. Blocks until all ranks have come.
+ * Returns: as megamoe_comm_transport; messages as of megamoe_comm_mpi.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status
+megamoe_comm_mpi_hosts(MPI_Comm mpi, const megamoe_comm_options *options, megamoe_comm **comm);
+
 #ifdef __cplusplus
 }
 #endif

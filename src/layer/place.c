@@ -53,6 +53,7 @@ struct move {
     int32_t slots;      /* of a window */
     size_t slot_bytes;
     mm_symmetric window;
+    bool shared;               /* others have it */
     uint8_t **windows;         /* [ranks] */
     uint8_t *blobs;            /* [placement.local], to be; NULL where a file is mapped */
     mm_cpu_expert *experts;    /* [placement.local], to be */
@@ -309,6 +310,7 @@ static megamoe_status take(const struct move *m, int32_t round) {
 static megamoe_status find_windows(struct move *m) {
     const uint64_t own = (uint64_t)(uintptr_t)m->window.own;
     mm_meeting *meeting;
+    m->shared = true;
     MM_TRY(mm_meeting_join(m->comm, &own, sizeof own, &meeting));
     const megamoe_status status =
         mm_symmetric_meet(m->comm, &m->window, mm_meeting_parts(m->comm, meeting), m->windows);
@@ -349,8 +351,10 @@ static void commit(struct move *m) {
     m->received = NULL;
 }
 
+/* After an abort another rank of this process may still read the window: it is left to it. */
 static void close_move(struct move *m) {
-    mm_symmetric_close(&m->window);
+    if (!m->shared || mm_comm_in_processes(m->comm) || !mm_comm_aborted(m->comm))
+        mm_symmetric_close(&m->window);
     mm_placement_close(&m->placement);
     mm_meeting_leave(m->comm, m->meeting);
     free(m->publisher);

@@ -21,13 +21,16 @@ enum { EXPERTS = 8, PHYSICAL = 11, RANKS = 4, TOKENS_HERE = 29, ROUNDS = 10 };
 static const model_recipe small = {MEGAMOE_FORMAT_MXFP4, HIDDEN,   32, EXPERTS,
                                    MEGAMOE_DTYPE_F32,    {0, 0, 0}};
 
-/* Hashes that come out otherwise than they are. */
+/* Hashes that come out otherwise than they are, and in which this process is killed. */
 static atomic_int spoiled;
+static bool killed_in_hash;
 
 mm_hash __real_mm_hash_of(const void *data, size_t bytes);
 mm_hash __wrap_mm_hash_of(const void *data, size_t bytes);
 mm_hash __wrap_mm_hash_of(const void *data, size_t bytes) {
     mm_hash hash = __real_mm_hash_of(data, bytes);
+    if (killed_in_hash)
+        (void)raise(SIGKILL);
     if (atomic_load(&spoiled) > 0 && atomic_fetch_sub(&spoiled, 1) > 0)
         hash.bytes[3] ^= 1;
     return hash;
@@ -403,6 +406,42 @@ static void go_on(const member *m) {
     megamoe_layer_close(r.layer);
     megamoe_device_close(r.device);
     megamoe_comm_close(r.comm);
+}
+
+/* The last rank dies while it publishes or takes experts; the others still have theirs. */
+static void move_and_die(const member *m) {
+    scene *sc = m->argument;
+    static const int32_t reversed[] = {7, 6, 5, 4, 3, 2, 1, 0};
+    rank r = {.rank = m->rank, .ranks = m->size};
+    T_OK(crew_meet(m, 0, &r.comm));
+    open_layer(sc->x, &r, NULL, EXPERTS);
+    killed_in_hash = m->rank == m->size - 1;
+    T_STATUS(place(&r, reversed, EXPERTS, NULL), MEGAMOE_EPEER);
+    T_CONTAINS(megamoe_last_error(), "the process of rank 3 has ended");
+    megamoe_comm_close(r.comm);
+    r.ranks = m->size - 1;
+    T_OK(meet_again(m, r.ranks, "second", CREW_DEADLINE_MS, &r.comm));
+    T_STATUS(place(&r, reversed, EXPERTS, NULL), MEGAMOE_ENOTFOUND);
+    T_OK(place(&r, reversed, EXPERTS, m->rank == 2 ? sc->x->m.weights : NULL));
+    open_workspace(&r, EXPERTS, 20000);
+    T_OK(forward(&r, sc));
+    megamoe_workspace_close(r.workspace);
+    megamoe_layer_close(r.layer);
+    megamoe_device_close(r.device);
+    megamoe_comm_close(r.comm);
+}
+
+T_CASE(a_rank_dies_while_experts_move) {
+    subject *x = open_subject(MEGAMOE_FORMAT_NVFP4, 6);
+    scene sc = {.x = x, .y = crew_share(sizeof x->want)};
+    crew c = crew_start(RANKS, move_and_die, &sc);
+    int codes[CREW_MAX];
+    crew_wait(&c, codes);
+    for (int32_t r = 0; r < RANKS; r++)
+        T_EQ_INT(codes[r], r == RANKS - 1 ? -SIGKILL : 0);
+    T_EQ_MEM(sc.y, x->want, sizeof x->want);
+    crew_unshare(sc.y, sizeof x->want);
+    close_subject(x);
 }
 
 static void check_survivors(bool replicas, int signal) {

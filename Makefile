@@ -26,6 +26,7 @@ demo:
 	@scripts/demo.sh
 
 test: build
+	@scripts/install-deps python
 	@ctest --preset release -j $(JOBS)
 
 bench: build

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 include(CMakePackageConfigHelpers)
 
+# What a Python wheel carries: the library under one name, since wheels hold no links.
+install(PROGRAMS $<TARGET_FILE:megamoe> DESTINATION . RENAME libmegamoe.so
+  COMPONENT python EXCLUDE_FROM_ALL)
+
 install(TARGETS megamoe EXPORT megamoe_targets)
 if(MEGAMOE_ARCHIVE)
   install(FILES ${MEGAMOE_ARCHIVE} DESTINATION ${CMAKE_INSTALL_LIBDIR})

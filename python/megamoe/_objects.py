@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects of the library, and what they are made of: devices, communicators, checkpoints."""
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from ctypes import byref, c_int32, c_void_p
+from typing import Any, Iterator
+
+from . import _abi
+from ._abi import lib
+from ._errors import InvalidArgumentError, NotFoundError, StateError, check
+
+
+class Handle:
+    """Owns one object of the library, until `close`, the end of `with`, or garbage collection."""
+
+    def __init__(self, pointer: int | None, close: Any, *parents: "Handle"):
+        self._pointer = pointer
+        self._parents = parents  # they stay open as long as this is
+        self._children: weakref.WeakSet[Handle] = weakref.WeakSet()
+        for parent in parents:
+            parent._children.add(self)
+        # At exit finalizers run in the reverse order of creation, so children before parents.
+        self._finalizer = weakref.finalize(self, close, pointer)
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    @property
+    def pointer(self) -> int | None:
+        """The C pointer, for calls of the library."""
+        if self.closed:
+            raise StateError(f"this {type(self).__name__} is closed")
+        return self._pointer
+
+    def close(self) -> None:
+        """Gives the object back. Refused while others that were made with it are open."""
+        users = [child for child in self._children if not child.closed]
+        if users and not self.closed:
+            raise StateError(f"this {type(self).__name__} is in use by {len(users)} "
+                             f"{type(users[0]).__name__}: close that first")
+        self._finalizer()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc) -> None:
+        self.close()
+
+
+def choice(table: dict[str, int], value: str, what: str) -> int:
+    """The constant for a word, such as nvfp4="folded"."""
+    if value not in table:
+        raise InvalidArgumentError(f"{what}={value!r}; expected one of {', '.join(table)}")
+    return table[value]
+
+
+def name_of(table: dict[str, int], value: int) -> str:
+    return next(name for name, number in table.items() if number == value)
+
+
+class Device(Handle):
+    """The CPU or a Hopper GPU, opened by name: "cpu", "cuda", "cuda:1".
+
+    threads: of the CPU, also those that pack weights for a GPU; 0 is one per core available.
+    first_core, pin_threads: where the threads run.
+    max_ctas: thread blocks that a forward may use on a GPU; 0 is one per multiprocessor.
+
+    A device serves one call at a time; threads that share one take its `lock` around their calls.
+    """
+
+    def __init__(self, name: str = "cpu", *, threads: int = 0, first_core: int = 0,
+                 pin_threads: bool = True, max_ctas: int = 0):
+        options = _abi.DeviceOptions(threads=threads, first_core=first_core,
+                                     no_pinning=not pin_threads, max_ctas=max_ctas)
+        pointer = c_void_p()
+        check(lib.megamoe_device_open(name.encode(), byref(options), byref(pointer)))
+        super().__init__(pointer.value, lib.megamoe_device_close)
+        self.name = self.info()["name"]
+        self.lock = threading.Lock()
+
+    @property
+    def type(self) -> str:
+        """"cpu" or "cuda"."""
+        return self.name.partition(":")[0]
+
+    def info(self) -> dict[str, Any]:
+        """What the device is: name, model, tier, threads, cores, memory_bytes, ..."""
+        info = _abi.DeviceInfo()
+        check(lib.megamoe_device_describe(self.pointer, byref(info)))
+        return {name: value.decode() if isinstance(value, bytes) else value
+                for name, value in ((field[0], getattr(info, field[0])) for field in info._fields_)
+                if name != "struct_size"}
+
+    def __repr__(self) -> str:
+        return f"Device({self.name!r})"
+
+
+def device_count(kind: str = "cuda") -> int:
+    """Devices of a kind that have a name; UnsupportedError says why there are none."""
+    count = c_int32()
+    check(lib.megamoe_device_count(kind.encode(), byref(count)))
+    return count.value
+
+
+class Comm(Handle):
+    """The ranks over which the experts of a layer are spread; `Comm()` is one rank alone."""
+
+    def __init__(self, _pointer: int | None = None):
+        if _pointer is None:
+            pointer = c_void_p()
+            check(lib.megamoe_comm_self(byref(pointer)))
+            _pointer = pointer.value
+        super().__init__(_pointer, lib.megamoe_comm_close)
+        self.rank: int = lib.megamoe_comm_rank(_pointer)
+        self.size: int = lib.megamoe_comm_size(_pointer)
+
+    @staticmethod
+    def _several(create: Any, size: int) -> list["Comm"]:
+        pointers = (c_void_p * max(size, 1))()
+        check(create(size, pointers))
+        return [Comm(pointer) for pointer in pointers]
+
+    @classmethod
+    def threads(cls, size: int) -> list["Comm"]:
+        """`size` ranks, each driven by a thread of its own. Collective calls wait for all of them."""
+        return cls._several(lib.megamoe_comm_threads, size)
+
+    @classmethod
+    def folded(cls, size: int) -> list["Comm"]:
+        """`size` ranks, all driven by one thread through `forward_group`."""
+        return cls._several(lib.megamoe_comm_folded, size)
+
+    def abort(self) -> None:
+        """Makes the waits of all ranks end with PeerError. Any thread may call it."""
+        lib.megamoe_comm_abort(self.pointer)
+
+    def __repr__(self) -> str:
+        return f"Comm(rank={self.rank}, size={self.size})"
+
+
+class Checkpoint(Handle):
+    """A checkpoint: a directory with safetensors files and config.json, or one .safetensors file.
+
+    It is mapped, and every header is checked. `family` is the naming scheme that was recognised.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        pointer = c_void_p()
+        check(lib.megamoe_checkpoint_open(os.fsencode(path), byref(pointer)))
+        super().__init__(pointer.value, lib.megamoe_checkpoint_close)
+        info = _abi.CheckpointInfo()
+        check(lib.megamoe_checkpoint_describe(self.pointer, byref(info)))
+        self.path = os.fspath(path)
+        self.family: str = info.family.decode()
+        self.model_type: str = info.model_type.decode()
+        self.nbytes: int = info.bytes
+        self.layers: list[int] = [lib.megamoe_checkpoint_layer(self.pointer, i)
+                                  for i in range(info.layers)]
+
+    def weights(self, layer: int):
+        """The weights of a layer, by the model's index of it."""
+        from ._weights import Weights
+        pointer = c_void_p()
+        check(lib.megamoe_checkpoint_weights(self.pointer, layer, byref(pointer)))
+        return Weights(pointer.value)
+
+    def router(self, layer: int):
+        """The router of a layer; NotFoundError if the checkpoint has none."""
+        from ._weights import Router
+        pointer = c_void_p()
+        check(lib.megamoe_checkpoint_router(self.pointer, layer, byref(pointer)))
+        return Router(pointer.value)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self.path!r}, family={self.family!r}, layers={len(self.layers)})"
+
+
+def first_layer(checkpoint: Checkpoint) -> int:
+    if not checkpoint.layers:
+        raise NotFoundError(f"{checkpoint.path}: no MoE layer")
+    return checkpoint.layers[0]

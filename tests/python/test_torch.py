@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""megamoe.torch on every device of this machine: bits of the reference, compile, graphs, streams."""
+import copy
+import threading
+import unittest
+
+import megamoe
+import megamoe.torch
+import numpy as np
+import torch
+from common import FORMATS, Case, devices
+from megamoe.torch import MegaMoELayer
+
+DEVICES = devices()
+CUDA = [device for device in DEVICES if device != "cpu"]
+
+
+class TorchCase(Case):
+    def tensors(self, weights, tokens, device):
+        x, ids, scale = self.batch(weights, tokens)
+        return (torch.from_numpy(x).view(torch.bfloat16).to(device),
+                torch.from_numpy(ids).to(device), torch.from_numpy(scale).to(device))
+
+    def layer(self, device, format="mxfp4", max_tokens=64, **options):
+        with self.weights(format, hidden=256, intermediate=128) as weights:
+            self.geometry = weights
+            return MegaMoELayer(weights, device, max_tokens=max_tokens, **options)
+
+    def assertEqualTensors(self, a, b):
+        self.assertTrue(torch.equal(a.cpu().view(torch.int16), b.cpu().view(torch.int16)))
+
+
+class Module(TorchCase):
+    def test_reference(self):
+        for device in DEVICES:
+            for format in FORMATS:
+                with self.subTest(device=device, format=format), \
+                        self.weights(format, hidden=256, intermediate=128) as weights:
+                    batch = self.tensors(weights, 50, device)
+                    y = MegaMoELayer(weights, device, max_tokens=64)(*batch)
+                    host = [part.cpu() for part in batch]
+                    expected = weights.reference(host[0], host[1], host[2],
+                                                 device=device.partition(":")[0])
+                    self.assertSameBits(y.cpu().view(torch.uint16).numpy(), expected)
+
+    def test_parts_shapes_and_dtypes(self):
+        for device in DEVICES:
+            with self.subTest(device):
+                layer = self.layer(device)
+                x, ids, scale = self.tensors(self.geometry, 150, device)
+                y = layer(x, ids, scale)  # three parts
+                for row in (0, 63, 64, 149):
+                    one = slice(row, row + 1)
+                    self.assertEqualTensors(layer(x[one], ids[one], scale[one]), y[one])
+                shaped = layer(x.view(3, 50, -1), ids.view(3, 50, -1), scale.view(3, 50, -1))
+                self.assertEqualTensors(shaped.view(150, -1), y)
+                self.assertEqualTensors(layer(x, ids.int(), scale), y)
+                wide = torch.cat([x, x], dim=1)[:, :x.shape[1]]
+                self.assertEqualTensors(layer(wide, ids, scale), y)
+                self.assertEqualTensors(layer(x.t().contiguous().t(), ids, scale), y)
+                self.assertEqual(layer(x[:0], ids[:0], scale[:0]).shape, (0, 256))
+                out = torch.empty_like(x)
+                torch.ops.megamoe.experts_out(x, ids, scale, out, layer.handle)
+                self.assertEqualTensors(out, y)
+
+    def test_dlpack(self):
+        """The bindings without torch take the same tensors."""
+        for device in DEVICES:
+            with self.subTest(device), self.weights("mxfp4") as weights, \
+                    megamoe.Layer(weights, device) as layer:
+                batch = self.tensors(weights, 8, device)
+                out = torch.empty_like(batch[0])
+                self.assertIs(layer(*batch, out), out)
+                expected = MegaMoELayer(weights, device)(*batch)
+                self.assertEqualTensors(out, expected)
+
+    def test_sources(self):
+        path = self.synth("--model", "deepseek-v4-flash", "--scale", "0.05", "--layers", "4")
+        for device in DEVICES:
+            with self.subTest(device):
+                layer = MegaMoELayer.from_checkpoint(path, 3, device)
+                with megamoe.Weights.open(path, 3) as weights:
+                    weights.prepare(self.path("layer.mmoe"), device=device.partition(":")[0])
+                    batch = self.tensors(weights, 7, device)
+                y = layer(*batch)
+                again = MegaMoELayer.from_file(self.path("layer.mmoe"), device)
+                self.assertEqualTensors(again(*batch), y)
+                self.assertEqual(again.nbytes, layer.nbytes)
+
+    def test_from_tensors(self):
+        for device in DEVICES:
+            parts = [self.matrices(4, rows, columns, "nvfp4")
+                     for rows, columns in ((64, 128), (64, 128), (128, 64))]
+            with self.subTest(device), megamoe.Weights.from_tensors(
+                    *parts, format="nvfp4", topk=2) as weights:
+                batch = self.tensors(weights, 5, device)
+                moved = [megamoe.Projection(torch.from_numpy(part.codes).to(device),
+                                            torch.from_numpy(part.scales).to(device)
+                                            .view(torch.float8_e4m3fn),
+                                            torch.from_numpy(part.global_scale).to(device))
+                         for part in parts]
+                self.assertEqualTensors(
+                    MegaMoELayer.from_tensors(*moved, format="nvfp4", topk=2,
+                                              device=device)(*batch),
+                    MegaMoELayer(weights, device)(*batch))
+
+    def test_ranks(self):
+        """Two ranks, as threads with a device of their own; one has fewer tokens, then none."""
+        with self.weights("nvfp4", hidden=256, intermediate=128) as weights:
+            whole = MegaMoELayer(weights, max_tokens=64)
+            batch = self.tensors(weights, 40, "cpu")
+            splits = [(0, 30), (30, 40)], [(0, 40), (40, 40)]
+            got, refused = {}, []
+
+            def rank(comm):
+                layer = MegaMoELayer(weights, megamoe.Device(threads=1, pin_threads=False),
+                                     max_tokens=40, comm=comm)
+                for number, split in enumerate(splits):
+                    part = slice(*split[comm.rank])
+                    got[number, comm.rank] = layer(*(tensor[part] for tensor in batch))
+                try:
+                    layer(*self.tensors(weights, 41, "cpu"))
+                except megamoe.CapacityError:
+                    refused.append(comm.rank)
+
+            threads = [threading.Thread(target=rank, args=(comm,))
+                       for comm in megamoe.Comm.threads(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(100)
+            for number in range(len(splits)):
+                self.assertEqualTensors(torch.cat([got[number, 0], got[number, 1]]),
+                                        whole(*batch))
+            self.assertEqual(sorted(refused), [0, 1])
+
+    def test_copies_and_refusals(self):
+        layer = self.layer("cpu")
+        x, ids, scale = self.tensors(self.geometry, 4, "cpu")
+        self.assertIs(copy.deepcopy(torch.nn.Sequential(layer))[0], layer)
+        self.assertIn("experts=8", repr(layer))
+        self.assertEqual(list(layer.state_dict()), [])
+        for arguments, text in (((x.float(), ids, scale), "x: torch.float32"),
+                                ((x, ids.short(), scale), "topk_ids: torch.int16"),
+                                ((x, ids, scale.double()), "topk_weights: torch.float64"),
+                                ((x[:, :64], ids, scale), r"x: torch.bfloat16 \[4, 64\]"),
+                                ((x, ids[:3], scale), r"topk_ids: torch.int64 \[3, 3\]")):
+            with self.subTest(text), self.assertRaisesRegex(ValueError, text):
+                layer(*arguments)
+        with self.assertRaisesRegex(TypeError, "cannot be pickled"):
+            copy.copy(layer)
+        with self.assertRaisesRegex(RuntimeError, "no autograd formula"):
+            layer(x.requires_grad_(), ids, scale).sum().backward()
+        handle = layer.handle
+        del layer
+        with self.assertRaisesRegex(megamoe.StateError, "was deleted"):
+            torch.ops.megamoe.experts(x.detach(), ids, scale, handle)
+
+    def test_errors_found_while_computing(self):
+        for device in DEVICES:
+            with self.subTest(device):
+                layer = self.layer(device)
+                x, ids, scale = self.tensors(self.geometry, 4, device)
+                y = layer(x, ids, scale)
+                with self.assertRaisesRegex(IndexError, "expert id 11"):
+                    layer(x, torch.full_like(ids, 11), scale)
+                    layer.check()
+                self.assertEqualTensors(layer(x, ids, scale), y)
+
+
+class Compile(TorchCase):
+    def test_opcheck(self):
+        for device in DEVICES:
+            with self.subTest(device):
+                layer = self.layer(device)
+                batch = self.tensors(self.geometry, 20, device)
+                torch.library.opcheck(torch.ops.megamoe.experts, (*batch, layer.handle))
+                torch.library.opcheck(torch.ops.megamoe.experts_out,
+                                      (*batch, torch.empty_like(batch[0]), layer.handle))
+
+    def test_compile(self):
+        for device in DEVICES:
+            for mode in ("default", "reduce-overhead"):  # on a GPU the latter captures graphs
+                with self.subTest(device=device, mode=mode):
+                    torch._dynamo.reset()
+                    first, second = self.layer(device), self.layer(device)
+
+                    def model(x, ids, scale):
+                        return second(torch.relu(first(x, ids, scale)) + x, ids, scale) * 2
+
+                    compiled = torch.compile(model, fullgraph=True, mode=mode)
+                    for tokens in (6, 6, 6, 20):
+                        batch = self.tensors(self.geometry, tokens, device)
+                        self.assertEqualTensors(compiled(*batch).clone(), model(*batch))
+
+
+@unittest.skipUnless(CUDA, "no GPU that the library runs on")
+class Cuda(TorchCase):
+    def test_graph(self):
+        layer = self.layer(CUDA[0])
+        x, ids, scale = self.tensors(self.geometry, 16, CUDA[0])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # the first call of all: construction has prewarmed
+            y = layer(x, ids, scale)
+        for _ in range(3):
+            other = self.tensors(self.geometry, 16, CUDA[0])
+            for into, value in zip((x, ids, scale), other):
+                into.copy_(value)
+            graph.replay()
+            self.assertEqualTensors(y, layer(*other))
+
+    def test_streams(self):
+        layer = self.layer(CUDA[0])
+        batches = [self.tensors(self.geometry, 64, CUDA[0]) for _ in range(8)]
+        expected = [layer(*batch) for batch in batches]
+        torch.cuda.synchronize()
+        streams = [torch.cuda.Stream() for _ in batches]
+        got = []
+        for stream, batch in zip(streams, batches):
+            with torch.cuda.stream(stream):
+                got.append(layer(*batch))
+        torch.cuda.synchronize()
+        for a, b in zip(got, expected):
+            self.assertEqualTensors(a, b)
+        layer.check()
+
+
+if __name__ == "__main__":
+    np.set_printoptions(linewidth=120)
+    unittest.main()

@@ -36,7 +36,8 @@ class Workspace(Handle):
     input_scale: "token", "block" or "block_f32" (docs/numerics.md, item 1). pool_rows: routes that
     a rank can receive; 0 is a default. deadline_ms: of waits between ranks; 0 is 30 seconds.
 
-    Collective. Calls on one workspace are ordered by the caller: by one stream, or by events.
+    Collective. Calls on one workspace are ordered by the caller: by one stream, or by events. It is
+    closed, and collected, when no rank is inside a forward of it.
     """
 
     def __init__(self, device: Device, *, hidden: int, intermediate: int, experts: int, topk: int,

@@ -99,6 +99,8 @@ class Forward(Case):
                 alone = layer(*batch)
             half = [tuple(part[:12] for part in batch), tuple(part[12:] for part in batch)]
 
+            done = threading.Barrier(2)
+
             def rank(comm, mine, outs, device):
                 layer = megamoe.Layer(weights, device, comm=comm)
                 workspace = layer.workspace(tokens=12)
@@ -106,6 +108,7 @@ class Forward(Case):
                 workspace.stage(*mine)
                 workspace.forward(layer, out)
                 outs[comm.rank] = (out, workspace.receive_counts(4))
+                done.wait(60)  # no workspace may go while another rank is inside a forward
 
             outs = {}
             threads = [threading.Thread(target=rank, args=(

@@ -111,6 +111,7 @@ class Module(TorchCase):
             batch = self.tensors(weights, 40, "cpu")
             splits = [(0, 30), (30, 40)], [(0, 40), (40, 40)]
             got, refused = {}, []
+            done = threading.Barrier(2)
 
             def rank(comm):
                 layer = MegaMoELayer(weights, megamoe.Device(threads=1, pin_threads=False),
@@ -122,6 +123,7 @@ class Module(TorchCase):
                     layer(*self.tensors(weights, 41, "cpu"))
                 except megamoe.CapacityError:
                     refused.append(comm.rank)
+                done.wait(100)  # no workspace may go while another rank is inside a forward
 
             threads = [threading.Thread(target=rank, args=(comm,))
                        for comm in megamoe.Comm.threads(2)]

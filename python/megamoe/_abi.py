@@ -57,6 +57,20 @@ class DeviceInfo(Sized):
                 ("memory_bytes", c_uint64)]
 
 
+ALLGATHER_FN = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_int32)
+USER_FN = CFUNCTYPE(None, c_void_p)
+
+
+class CommOptions(Sized):
+    _fields_ = [("struct_size", c_size_t), ("creation_deadline_ms", c_int32)]
+
+
+class Bootstrap(Sized):
+    _fields_ = [("struct_size", c_size_t), ("rank", c_int32), ("size", c_int32),
+                ("creation_deadline_ms", c_int32), ("user", c_void_p),
+                ("allgather", ALLGATHER_FN), ("abort", USER_FN), ("close", USER_FN)]
+
+
 class Activation(Structure):
     _fields_ = [("alpha", c_float), ("offset", c_float), ("limit", c_float)]
 
@@ -136,6 +150,7 @@ class ReferenceOptions(Sized):
 STRUCTS = {
     "megamoe_view": View, "megamoe_progress": Progress,
     "megamoe_device_options": DeviceOptions, "megamoe_device_info": DeviceInfo,
+    "megamoe_comm_options": CommOptions, "megamoe_bootstrap": Bootstrap,
     "megamoe_activation": Activation, "megamoe_layer_desc": LayerDesc,
     "megamoe_matrix": Matrix, "megamoe_prepare_options": PrepareOptions,
     "megamoe_checkpoint_info": CheckpointInfo, "megamoe_router_desc": RouterDesc,
@@ -161,6 +176,8 @@ PROTOTYPES = {
     "megamoe_comm_self": (_status, [_handle]),
     "megamoe_comm_threads": (_status, [c_int32, _handle]),
     "megamoe_comm_folded": (_status, [c_int32, _handle]),
+    "megamoe_comm_from_env": (_status, [POINTER(CommOptions), _handle]),
+    "megamoe_comm_custom": (_status, [POINTER(Bootstrap), _handle]),
     "megamoe_comm_close": (None, [c_void_p]),
     "megamoe_comm_rank": (c_int32, [c_void_p]),
     "megamoe_comm_size": (c_int32, [c_void_p]),

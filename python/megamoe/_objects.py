@@ -2,11 +2,12 @@
 """Objects of the library, and what they are made of: devices, communicators, checkpoints."""
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import weakref
 from ctypes import byref, c_int32, c_void_p
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator, Sequence
 
 from . import _abi
 from ._abi import lib
@@ -133,6 +134,45 @@ class Comm(Handle):
     def folded(cls, size: int) -> list["Comm"]:
         """`size` ranks, all driven by one thread through `forward_group`."""
         return cls._several(lib.megamoe_comm_folded, size)
+
+    @classmethod
+    def from_env(cls, *, deadline_ms: int = 0) -> "Comm":
+        """This process's rank as its launcher (torchrun, Slurm, MPI, `megamoe launch`) has set it in
+        the environment. Waits for all ranks. NotFoundError where there is no launcher."""
+        options = _abi.CommOptions(creation_deadline_ms=deadline_ms)
+        pointer = c_void_p()
+        check(lib.megamoe_comm_from_env(byref(options), byref(pointer)))
+        return cls(pointer.value)
+
+    @classmethod
+    def from_allgather(cls, rank: int, size: int, allgather: Callable[[bytes], Sequence[bytes]], *,
+                       deadline_ms: int = 0) -> "Comm":
+        """This process's rank, brought together with the others by a function of the caller's.
+
+        `allgather` is collective and called twice at most: it takes up to 1024 bytes and returns
+        those of all ranks, in their order. It is not used any more once this returns.
+        """
+        failure: list[BaseException] = []
+
+        def gather(user, mine, everything, count, timeout_ms) -> int:
+            try:
+                parts = allgather(ctypes.string_at(mine, count))
+                if len(parts) != size or any(len(part) != count for part in parts):
+                    raise InvalidArgumentError(f"allgather: expected {size} times {count} bytes")
+                ctypes.memmove(everything, b"".join(parts), size * count)
+                return 0
+            except BaseException as error:  # it is raised below, beyond the C frames
+                failure.append(error)
+                return 1
+
+        bootstrap = _abi.Bootstrap(rank=rank, size=size, creation_deadline_ms=deadline_ms,
+                                   allgather=_abi.ALLGATHER_FN(gather))
+        pointer = c_void_p()
+        status = lib.megamoe_comm_custom(byref(bootstrap), byref(pointer))
+        if failure:
+            raise failure[0]
+        check(status)
+        return cls(pointer.value)
 
     def abort(self) -> None:
         """Makes the waits of all ranks end with PeerError. Any thread may call it."""

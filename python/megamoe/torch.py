@@ -18,6 +18,7 @@ from ctypes import byref
 from typing import Any
 
 import torch
+import torch.distributed
 
 from . import _abi
 from ._abi import lib
@@ -71,6 +72,20 @@ def get_device(name: str | torch.device = "cpu", **options: Any) -> Device:
         elif options:
             raise StateError(f"{name} is open; its options are given before its first use")
     return opened
+
+
+def comm_from_group(group: torch.distributed.ProcessGroup | None = None) -> Comm:
+    """The ranks of a process group of torch.distributed (by default all), for `MegaMoELayer`'s comm.
+
+    The group only brings them together; what they exchange later does not go through it.
+    """
+    def allgather(mine: bytes) -> list[bytes]:
+        parts: list[Any] = [None] * torch.distributed.get_world_size(group)
+        torch.distributed.all_gather_object(parts, mine, group=group)
+        return parts
+
+    return Comm.from_allgather(torch.distributed.get_rank(group),
+                               torch.distributed.get_world_size(group), allgather)
 
 
 def _device_name(name: str | torch.device) -> str:

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are processes of Python: the bits of one rank. Uses torch's process group if it is there.
+
+test_ranks.py RANK SIZE FOLDER [group] is one rank.
+"""
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+
+import megamoe
+import numpy as np
+from common import Case
+
+TOKENS = (5, 0, 8)
+
+
+def layer_and_batch(case):
+    """The same for every rank: the seed is."""
+    weights = case.weights("nvfp4", experts=9)
+    return weights, case.batch(weights, sum(TOKENS))
+
+
+def by_files(rank, size, folder):
+    """An allgather of files that appear whole."""
+    calls = iter(range(99))
+
+    def allgather(mine):
+        call = next(calls)
+        part = Path(folder, f"{call}.{rank}.part")
+        part.write_bytes(mine)
+        part.rename(Path(folder, f"{call}.{rank}"))
+        paths = [Path(folder, f"{call}.{other}") for other in range(size)]
+        for path in paths:
+            while not path.exists():
+                time.sleep(.01)
+        return [path.read_bytes() for path in paths]
+
+    return allgather
+
+
+def rank_main(rank, size, folder, group):
+    if group:
+        import torch
+        from megamoe import torch as mt
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store",
+                                             rank=rank, world_size=size)
+        comm = mt.comm_from_group()
+    else:
+        comm = megamoe.Comm.from_allgather(rank, size, by_files(rank, size, folder))
+    case = Case()
+    case.setUp()
+    weights, batch = layer_and_batch(case)
+    start = sum(TOKENS[:rank])
+    mine = [part[start:start + TOKENS[rank]] for part in batch]
+    device = megamoe.Device(threads=1, pin_threads=False)
+    with comm, device:
+        if group:
+            layer = mt.MegaMoELayer(weights, device, comm=comm, max_tokens=8)
+            x, ids, scale = map(torch.from_numpy, mine)
+            y = layer(x.view(torch.bfloat16), ids, scale).view(torch.uint16).numpy()
+            del layer
+        else:
+            y = np.zeros((TOKENS[rank], weights.hidden), np.uint16)
+            with megamoe.Layer(weights, device, comm=comm) as layer, \
+                    layer.workspace(tokens=8) as workspace:
+                workspace.stage(*mine)
+                workspace.forward(layer, y)
+        np.save(os.path.join(folder, f"y{rank}.npy"), y)
+
+
+class Ranks(Case):
+    def run_ranks(self, *more):
+        size = len(TOKENS)
+        processes = [subprocess.Popen([sys.executable, __file__, str(rank), str(size),
+                                       self.folder.name, *more]) for rank in range(size)]
+        self.assertEqual([process.wait(200) for process in processes], [0] * size)
+        weights, batch = layer_and_batch(self)
+        with megamoe.Layer(weights) as layer:
+            alone = layer(*batch)
+        together = [np.load(self.path(f"y{rank}.npy")) for rank in range(size)]
+        self.assertSameBits(np.concatenate(together), alone)
+
+    def test_allgather(self):
+        self.run_ranks()
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no torch")
+    def test_process_group(self):
+        self.run_ranks("group")
+
+    def test_failures(self):
+        with self.assertRaisesRegex(KeyError, "mine"):
+            megamoe.Comm.from_allgather(0, 2, lambda mine: {}["mine"])
+        with self.assertRaisesRegex(ValueError, "expected 2 times"):
+            megamoe.Comm.from_allgather(0, 2, lambda mine: [mine])
+        for name in [name for name in os.environ if name.startswith(("RANK", "SLURM", "OMPI",
+                                                                     "PMI"))]:
+            del os.environ[name]
+        with self.assertRaises(LookupError):
+            megamoe.Comm.from_env()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 3 and sys.argv[1].isdigit():
+        rank_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:] == ["group"])
+    else:
+        unittest.main()

@@ -25,9 +25,9 @@ extern "C" {
 typedef struct megamoe_checkpoint megamoe_checkpoint;
 
 /*
- * Opens and maps a checkpoint; every safetensors header is checked (docs/formats.md).
- * A file that shrinks while it is mapped ends the process with SIGBUS, as any mapping does.
- * Owns: the caller closes *checkpoint. Weights taken from it keep the mapping alive.
+ * Opens a checkpoint; every safetensors header is checked (docs/formats.md). Its files stay open
+ * and are read, not mapped: one that is cut in the meantime is MEGAMOE_EIO where it is missed.
+ * Owns: the caller closes *checkpoint. Weights taken from it keep the files open.
  * Returns: MEGAMOE_ENOTFOUND, MEGAMOE_EIO, MEGAMOE_EFORMAT (with file, tensor and reason),
  * MEGAMOE_EUNSUPPORTED (a family or format that is recognised but not run), MEGAMOE_ENOMEM.
  */
@@ -58,11 +58,12 @@ MEGAMOE_API int32_t megamoe_checkpoint_layer(const megamoe_checkpoint *checkpoin
 
 /*
  * The weights of a layer. All three projections of all experts must be there, with every scale;
- * scales are checked as in megamoe_weights_from_tensors. Without a config the geometry comes from
- * the tensors, and topk is 0 where they do not show it. Owns: the caller closes *weights.
- * Returns: MEGAMOE_ENOTFOUND (no such layer), MEGAMOE_EFORMAT, MEGAMOE_EUNSUPPORTED (this layer's
- * format is not run, or an unknown tensor stands beside an expert), MEGAMOE_ENOMEM.
- * Thread: a checkpoint may be shared by threads.
+ * scales are checked as in megamoe_weights_from_tensors. Codes are read later, expert by expert,
+ * and kept in memory only while they are used: a layer may be larger than memory. Without a config
+ * the geometry comes from the tensors, and topk is 0 where they do not show it. Owns: the caller
+ * closes *weights. Returns: MEGAMOE_ENOTFOUND (no such layer), MEGAMOE_EFORMAT,
+ * MEGAMOE_EUNSUPPORTED (this layer's format is not run, or an unknown tensor stands beside an
+ * expert), MEGAMOE_ENOMEM. Thread: a checkpoint may be shared by threads.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_checkpoint_weights(
     const megamoe_checkpoint *checkpoint, int32_t layer, megamoe_weights **weights);
@@ -80,7 +81,7 @@ typedef struct megamoe_tensor {
     char dtype[16]; /* as the file spells it */
     int32_t rank;
     int64_t shape[8];
-    const void *data; /* borrowed from the checkpoint, not aligned */
+    const void *data; /* borrowed from the checkpoint; aligned as malloc does it */
     uint64_t bytes;
 } megamoe_tensor;
 
@@ -91,7 +92,10 @@ typedef struct megamoe_tensor {
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_tensors_open(const char *path,
                                                                 megamoe_checkpoint **checkpoint);
 
-/* Finds a tensor by name. Returns MEGAMOE_ENOTFOUND naming file and tensor. */
+/*
+ * Finds a tensor by name and reads it. Its bytes stay in memory until the checkpoint is closed.
+ * Returns: MEGAMOE_ENOTFOUND (naming file and tensor), MEGAMOE_EIO, MEGAMOE_ENOMEM.
+ */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_checkpoint_tensor(
     const megamoe_checkpoint *checkpoint, const char *name, megamoe_tensor *tensor);
 

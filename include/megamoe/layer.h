@@ -69,7 +69,9 @@ typedef struct megamoe_layer_options {
     megamoe_nvfp4_mode nvfp4; /* for weights in checkpoint form; prepared ones have it fixed */
     /*
      * CPU: copy this rank's experts of prepared weights into huge pages instead of using the mapped
-     * file: faster to read where the system maps files in small pages, but this process's own.
+     * file: faster to read where the system maps files in small pages, but this process's own. It
+     * is also the way to use a file that another program may cut or overwrite meanwhile: a forward
+     * that reads a mapped file where it has been cut ends the process with SIGBUS.
      */
     bool copy_prepared;
     /*
@@ -90,11 +92,11 @@ typedef struct megamoe_layer_options {
 
 /*
  * Packs, maps or uploads this rank's experts, and blocks until that is done. On the CPU the layer
- * keeps prepared weights mapped unless it is to copy them; otherwise it has a copy of its own.
+ * maps the file of prepared weights unless it is to copy them; otherwise it has a copy of its own.
  * Weights in checkpoint form are packed by the threads of the device. `options` may be NULL.
  * Owns: the caller closes *layer before `device`; `weights` may be closed at once.
  * Returns: MEGAMOE_EINVAL, MEGAMOE_EINEXACT (groups that the device cannot hold exactly),
- * MEGAMOE_EUNSUPPORTED (weights prepared for another kind of device), MEGAMOE_ENOMEM,
+ * MEGAMOE_EUNSUPPORTED (weights prepared for another kind of device), MEGAMOE_EIO, MEGAMOE_ENOMEM,
  * MEGAMOE_EDEVICE.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status

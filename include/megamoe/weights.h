@@ -76,8 +76,10 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_weights_from_tensors(
     const megamoe_layer_desc *desc, const megamoe_matrix *matrices, megamoe_weights **weights);
 
 /*
- * Maps a prepared file. The header and the table of blobs are checked now; a blob's hash is
- * checked by megamoe_weights_verify.
+ * Opens a prepared file. The header, the router and the table of hashes are read and checked now;
+ * the experts are read when they are used, and their hashes checked by megamoe_weights_verify.
+ * Returns: MEGAMOE_ENOTFOUND, MEGAMOE_EIO, MEGAMOE_EFORMAT, MEGAMOE_ECHECK, MEGAMOE_EUNSUPPORTED,
+ * MEGAMOE_ENOMEM.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_weights_open(const char *path,
                                                                 megamoe_weights **weights);
@@ -104,7 +106,8 @@ typedef enum megamoe_nvfp4_mode {
 MEGAMOE_API megamoe_nvfp4_mode megamoe_weights_nvfp4(const megamoe_weights *weights);
 
 /*
- * One matrix in checkpoint form. Owns: the memory belongs to `weights`.
+ * One matrix in checkpoint form. Owns: the memory belongs to `weights`. Of a checkpoint, the whole
+ * expert is read, and stays in memory until `weights` are closed (MEGAMOE_EIO, MEGAMOE_ENOMEM).
  * Returns MEGAMOE_EUNSUPPORTED for prepared weights (see megamoe_weights_unpack).
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_weights_matrix(const megamoe_weights *weights,

@@ -3,11 +3,12 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "megamoe/version.h"
 
-static _Thread_local char last_error[1024];
+static _Thread_local char last_error[MM_ERROR_TEXT];
 
 megamoe_status(mm_fail)(megamoe_status status, const char *format, ...) {
     char text[sizeof last_error];
@@ -22,6 +23,19 @@ megamoe_status(mm_fail)(megamoe_status status, const char *format, ...) {
     snprintf(last_error, sizeof last_error, "%s", text);
     mm_log(MEGAMOE_LOG_ERROR, "%s: %s", megamoe_status_name(status), text);
     return status;
+}
+
+void mm_carry(mm_carried *carried, megamoe_status status) {
+    if (status == MEGAMOE_OK || atomic_exchange(&carried->taken, true))
+        return;
+    carried->status = status;
+    memcpy(carried->text, last_error, sizeof carried->text);
+}
+
+megamoe_status mm_carried_status(const mm_carried *carried) {
+    if (carried->status != MEGAMOE_OK)
+        memcpy(last_error, carried->text, sizeof last_error);
+    return carried->status;
 }
 
 const char *megamoe_last_error(void) {

@@ -2,7 +2,12 @@
 #ifndef MM_BASE_ERROR_H
 #define MM_BASE_ERROR_H
 
+#include <stdatomic.h>
+#include <stdbool.h>
+
 #include "megamoe/status.h"
+
+enum { MM_ERROR_TEXT = 1024 };
 
 /*
  * Records the message of a failure for this thread and returns `status`. The first detector calls
@@ -10,6 +15,22 @@
  */
 MEGAMOE_CHECKED megamoe_status mm_fail(megamoe_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/*
+ * A failure on its way from threads that share a task to the one that returns it.
+ * Zero-initialised is empty.
+ */
+typedef struct mm_carried {
+    atomic_bool taken;
+    megamoe_status status;
+    char text[MM_ERROR_TEXT];
+} mm_carried;
+
+/* On a thread whose last error is `status`; the first failure is kept, MEGAMOE_OK is none. */
+void mm_carry(mm_carried *carried, megamoe_status status);
+
+/* When all of them are done: makes the failure this thread's last error and returns its status. */
+MEGAMOE_CHECKED megamoe_status mm_carried_status(const mm_carried *carried);
 
 #ifdef __clang_analyzer__
 /* The analyzer sees one file at a time: tell it that a failure is never MEGAMOE_OK. */

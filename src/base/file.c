@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,9 +14,10 @@
 
 #include "base/error.h"
 
-megamoe_status mm_mapping_open(const char *path, mm_mapping *mapping) {
-    *mapping = (mm_mapping){0};
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+megamoe_status mm_file_open(const char *path, mm_file *file) {
+    *file = (mm_file){0};
+    /* Without O_NONBLOCK a FIFO would wait here for its writer. */
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (fd < 0)
         return mm_fail(errno == ENOENT ? MEGAMOE_ENOTFOUND : MEGAMOE_EIO, "%s: %s", path,
                        strerror(errno));
@@ -25,15 +27,78 @@ megamoe_status mm_mapping_open(const char *path, mm_mapping *mapping) {
         status = mm_fail(MEGAMOE_EIO, "%s: %s", path, strerror(errno));
     else if (!S_ISREG(st.st_mode))
         status = mm_fail(MEGAMOE_EIO, "%s: not a regular file", path);
-    else if (st.st_size > 0) {
-        void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
-        if (data == MAP_FAILED)
-            status = mm_fail(MEGAMOE_EIO, "%s: cannot map: %s", path, strerror(errno));
-        else
-            *mapping = (mm_mapping){data, (size_t)st.st_size};
+    else if (!(file->path = strdup(path)))
+        status = mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", path);
+    if (status != MEGAMOE_OK) {
+        close(fd);
+        return status;
     }
-    close(fd);
+    file->fd = fd;
+    file->bytes = (uint64_t)st.st_size;
+    return MEGAMOE_OK;
+}
+
+void mm_file_close(mm_file *file) {
+    if (file->path)
+        close(file->fd);
+    free(file->path);
+    *file = (mm_file){0};
+}
+
+megamoe_status mm_file_read(const mm_file *file, uint64_t offset, void *to, size_t bytes) {
+    char *at = to;
+    while (bytes) {
+        const ssize_t n = pread(file->fd, at, bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return mm_fail(MEGAMOE_EIO, "%s: cannot read: %s", file->path, strerror(errno));
+        if (n == 0)
+            return mm_fail(MEGAMOE_EIO,
+                           "%s: ends at byte %" PRIu64 ", %zu bytes too early; it had %" PRIu64
+                           " bytes when it was opened",
+                           file->path, offset, bytes, file->bytes);
+        at += n;
+        offset += (uint64_t)n;
+        bytes -= (size_t)n;
+    }
+    return MEGAMOE_OK;
+}
+
+megamoe_status mm_file_read_all(const char *path, size_t most, char **data, size_t *bytes) {
+    *data = NULL;
+    mm_file file;
+    MM_TRY(mm_file_open(path, &file));
+    megamoe_status status = MEGAMOE_OK;
+    char *read = NULL;
+    if (file.bytes > most)
+        status = mm_fail(MEGAMOE_EFORMAT, "%s: it has %" PRIu64 " bytes; at most %zu are read",
+                         path, file.bytes, most);
+    else if (!(read = malloc((size_t)file.bytes + 1)))
+        status = mm_fail(MEGAMOE_ENOMEM, "%s: out of memory for its %" PRIu64 " bytes", path,
+                         file.bytes);
+    else
+        status = mm_file_read(&file, 0, read, (size_t)file.bytes);
+    if (status == MEGAMOE_OK) {
+        read[file.bytes] = 0;
+        *data = read;
+        *bytes = (size_t)file.bytes;
+    } else {
+        free(read);
+    }
+    mm_file_close(&file);
     return status;
+}
+
+megamoe_status mm_file_map(const mm_file *file, uint64_t offset, size_t bytes,
+                           mm_mapping *mapping) {
+    *mapping = (mm_mapping){0};
+    void *data = mmap(NULL, bytes, PROT_READ, MAP_SHARED, file->fd, (off_t)offset);
+    if (data == MAP_FAILED)
+        return mm_fail(errno == ENOMEM ? MEGAMOE_ENOMEM : MEGAMOE_EIO, "%s: cannot map: %s",
+                       file->path, strerror(errno));
+    *mapping = (mm_mapping){data, bytes};
+    return MEGAMOE_OK;
 }
 
 void mm_mapping_close(mm_mapping *mapping) {

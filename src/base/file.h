@@ -7,13 +7,44 @@
 
 #include "megamoe/status.h"
 
-/* A whole file mapped for reading. Zero-initialised is closed. */
+/*
+ * A regular file that is open for reading. Zero-initialised is closed. Its bytes are copied out by
+ * mm_file_read: a file that has become shorter since it was opened is an error there, where reading
+ * a mapping of it would end the process with SIGBUS.
+ */
+typedef struct mm_file {
+    char *path;
+    int fd;
+    uint64_t bytes; /* when it was opened */
+} mm_file;
+
+/* Never waits: what is no regular file is refused. Leaves *file closed in case of failure. */
+MEGAMOE_CHECKED megamoe_status mm_file_open(const char *path, mm_file *file);
+void mm_file_close(mm_file *file);
+
+/* All of these bytes, or MEGAMOE_EIO. Thread: any, several at once. */
+MEGAMOE_CHECKED megamoe_status mm_file_read(const mm_file *file, uint64_t offset, void *to,
+                                            size_t bytes);
+
+/*
+ * A whole file of at most `most` bytes, else MEGAMOE_EFORMAT, with a zero behind its last byte.
+ * Owns: the caller frees *data.
+ */
+MEGAMOE_CHECKED megamoe_status mm_file_read_all(const char *path, size_t most, char **data,
+                                                size_t *bytes);
+
+/* A part of a file mapped for reading. Zero-initialised is closed. */
 typedef struct mm_mapping {
-    const uint8_t *data; /* NULL for an empty file */
+    const uint8_t *data;
     size_t bytes;
 } mm_mapping;
 
-MEGAMOE_CHECKED megamoe_status mm_mapping_open(const char *path, mm_mapping *mapping);
+/*
+ * The mapping outlives `file`. Whoever reads it where the file has become shorter gets SIGBUS.
+ * `offset` is a multiple of MM_PAGE; `bytes` are at least 1 and end in the file.
+ */
+MEGAMOE_CHECKED megamoe_status mm_file_map(const mm_file *file, uint64_t offset, size_t bytes,
+                                           mm_mapping *mapping);
 void mm_mapping_close(mm_mapping *mapping);
 
 /*

@@ -24,6 +24,7 @@ static megamoe_status open_with(open_files open, const char *path, bool layers,
     if (!opened)
         return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", path);
     atomic_init(&opened->users, 1);
+    pthread_mutex_init(&opened->copies_lock, NULL);
     megamoe_status status = MEGAMOE_OK;
     opened->path = strdup(path);
     if (!opened->path) {
@@ -55,6 +56,10 @@ void megamoe_checkpoint_close(megamoe_checkpoint *checkpoint) {
     for (size_t i = 0; i < checkpoint->n_files; i++)
         mm_safetensors_close(&checkpoint->files[i]);
     free(checkpoint->files);
+    for (size_t i = 0; checkpoint->copies && i < checkpoint->n_tensors; i++)
+        free(checkpoint->copies[i]);
+    free(checkpoint->copies);
+    pthread_mutex_destroy(&checkpoint->copies_lock);
     free(checkpoint->tensors);
     free(checkpoint->layers);
     free(checkpoint->path);
@@ -75,7 +80,7 @@ megamoe_status megamoe_checkpoint_describe(const megamoe_checkpoint *checkpoint,
     filled.files = checkpoint->n_files;
     filled.tensors = checkpoint->n_tensors;
     for (size_t i = 0; i < checkpoint->n_files; i++)
-        filled.bytes += checkpoint->files[i].mapping.bytes;
+        filled.bytes += checkpoint->files[i].source.bytes;
     filled.layers = checkpoint->n_layers;
     return mm_give_struct(info, &filled, sizeof filled, "megamoe_checkpoint_info");
 }
@@ -96,11 +101,17 @@ static size_t lower_bound(const megamoe_checkpoint *checkpoint, const char *name
     return low;
 }
 
-const mm_tensor *mm_checkpoint_find(const megamoe_checkpoint *checkpoint, const char *name) {
+/* Its place among the tensors, or n_tensors. */
+static size_t find(const megamoe_checkpoint *checkpoint, const char *name) {
     const size_t at = lower_bound(checkpoint, name);
-    if (at == checkpoint->n_tensors || strcmp(checkpoint->tensors[at]->name, name) != 0)
-        return NULL;
-    return checkpoint->tensors[at];
+    if (at < checkpoint->n_tensors && strcmp(checkpoint->tensors[at]->name, name) == 0)
+        return at;
+    return checkpoint->n_tensors;
+}
+
+const mm_tensor *mm_checkpoint_find(const megamoe_checkpoint *checkpoint, const char *name) {
+    const size_t at = find(checkpoint, name);
+    return at < checkpoint->n_tensors ? checkpoint->tensors[at] : NULL;
 }
 
 size_t mm_checkpoint_find_prefix(const megamoe_checkpoint *checkpoint, const char *prefix,
@@ -114,15 +125,36 @@ size_t mm_checkpoint_find_prefix(const megamoe_checkpoint *checkpoint, const cha
     return end - *first;
 }
 
+static megamoe_status copy_tensor(const mm_tensor *tensor, void **copy) {
+    void *bytes = malloc(tensor->bytes ? tensor->bytes : 1);
+    if (!bytes)
+        return mm_fail(MEGAMOE_ENOMEM, "%s: %s: out of memory for its %" PRIu64 " bytes",
+                       tensor->file->path, tensor->name, tensor->bytes);
+    const megamoe_status status = mm_tensor_read(tensor, 0, bytes, tensor->bytes);
+    if (status == MEGAMOE_OK)
+        *copy = bytes;
+    else
+        free(bytes);
+    return status;
+}
+
 megamoe_status megamoe_checkpoint_tensor(const megamoe_checkpoint *checkpoint, const char *name,
                                          megamoe_tensor *tensor) {
     if (!checkpoint || !name || !tensor)
         return mm_fail(MEGAMOE_EINVAL, "megamoe_checkpoint_tensor: arguments must not be NULL");
-    const mm_tensor *found = mm_checkpoint_find(checkpoint, name);
-    if (!found)
+    const size_t at = find(checkpoint, name);
+    if (at == checkpoint->n_tensors)
         return mm_fail(MEGAMOE_ENOTFOUND, "%s: %s: there is no such tensor", checkpoint->path,
                        name);
-    *tensor = (megamoe_tensor){.rank = found->rank, .data = found->data, .bytes = found->bytes};
+    /* The copies are all that changes, so a const checkpoint may be shared by threads. */
+    pthread_mutex_t *lock = &((megamoe_checkpoint *)checkpoint)->copies_lock;
+    const mm_tensor *found = checkpoint->tensors[at];
+    void **copy = &checkpoint->copies[at];
+    pthread_mutex_lock(lock);
+    const megamoe_status status = *copy ? MEGAMOE_OK : copy_tensor(found, copy);
+    pthread_mutex_unlock(lock);
+    MM_TRY(status);
+    *tensor = (megamoe_tensor){.rank = found->rank, .data = *copy, .bytes = found->bytes};
     snprintf(tensor->dtype, sizeof tensor->dtype, "%s", found->dtype->name);
     memcpy(tensor->shape, found->shape, sizeof tensor->shape);
     return MEGAMOE_OK;
@@ -144,7 +176,7 @@ static megamoe_status find_layer(const megamoe_checkpoint *checkpoint, int32_t i
                    checkpoint->layers[checkpoint->n_layers - 1].index);
 }
 
-/* What weights keep of the checkpoint that they point into. */
+/* What weights keep of the checkpoint that they are read from. */
 typedef struct weights_owner {
     megamoe_checkpoint *checkpoint;
     mm_matrix_source *sources;
@@ -155,6 +187,26 @@ static void release_owner(void *owner) {
     megamoe_checkpoint_close(released->checkpoint);
     free(released->sources);
     free(released);
+}
+
+static mm_place place_in(const megamoe_checkpoint *checkpoint, const mm_tensor *tensor,
+                         uint64_t at) {
+    return (mm_place){(size_t)(tensor->file - checkpoint->files), tensor->offset + at};
+}
+
+static void place_matrix(const void *owner, int32_t expert, megamoe_projection projection,
+                         mm_matrix_places *places) {
+    const weights_owner *o = owner;
+    const mm_matrix_source *s = &o->sources[(size_t)expert * 3 + (size_t)projection];
+    places->codes = place_in(o->checkpoint, s->codes, s->codes_at);
+    places->scales = place_in(o->checkpoint, s->scales, s->scales_at);
+    if (s->bias)
+        places->bias = place_in(o->checkpoint, s->bias, s->bias_at);
+}
+
+static megamoe_status read_bytes(const void *owner, mm_place from, void *to, size_t bytes) {
+    const megamoe_checkpoint *checkpoint = ((const weights_owner *)owner)->checkpoint;
+    return mm_file_read(&checkpoint->files[from.file].source, from.offset, to, bytes);
 }
 
 static void name_matrix(const void *owner, int32_t expert, megamoe_projection projection,
@@ -190,7 +242,11 @@ megamoe_status megamoe_checkpoint_weights(const megamoe_checkpoint *checkpoint, 
     atomic_fetch_add_explicit(&owner->checkpoint->users, 1, memory_order_relaxed);
     owner->sources = tensors.sources;
     tensors.sources = NULL;
-    const mm_matrix_owner matrix_owner = {owner, release_owner, name_matrix};
+    const mm_matrix_owner matrix_owner = {.owner = owner,
+                                          .release = release_owner,
+                                          .name = name_matrix,
+                                          .places = place_matrix,
+                                          .read = read_bytes};
     status = mm_weights_create(&tensors.desc, tensors.matrices, matrix_owner, weights);
 end:
     free(tensors.matrices);

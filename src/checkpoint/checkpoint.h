@@ -3,6 +3,7 @@
 #ifndef MM_CHECKPOINT_CHECKPOINT_H
 #define MM_CHECKPOINT_CHECKPOINT_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "checkpoint/config.h"
@@ -25,6 +26,8 @@ struct megamoe_checkpoint {
     size_t n_files;
     const mm_tensor **tensors; /* ascending by name; of a sharded one, those that the index lists */
     size_t n_tensors;
+    pthread_mutex_t copies_lock;
+    void **copies; /* bytes of tensors[i], once megamoe_checkpoint_tensor has been asked for it */
     mm_config config;
     mm_layer *layers; /* ascending by index */
     int32_t n_layers;

@@ -120,7 +120,7 @@ static megamoe_status read_global(const mm_tensor *tensor, float *multiplier) {
                        tensor->file->path, tensor->name, tensor->dtype->name,
                        mm_shape_text(tensor->shape, tensor->rank, text));
     }
-    memcpy(&divisor, tensor->data, sizeof divisor);
+    MM_TRY(mm_tensor_read(tensor, 0, &divisor, sizeof divisor));
     *multiplier = 1.0f / divisor;
     if (divisor > 0.0f && isfinite(divisor) && isfinite(*multiplier))
         return MEGAMOE_OK;
@@ -142,9 +142,7 @@ static megamoe_status fill(const mm_experts *experts, const kind *is, int32_t ex
     MM_TRY(mm_tensor_expect(source->scales, is->scales_dtype, 2,
                             (int64_t[]){rows, columns / is->block}));
     megamoe_matrix *matrix = &tensors->matrices[at];
-    *matrix = (megamoe_matrix){.codes = source->codes->data,
-                               .codes_stride = (size_t)columns / 2,
-                               .scales = source->scales->data,
+    *matrix = (megamoe_matrix){.codes_stride = (size_t)columns / 2,
                                .scales_stride = (size_t)(columns / is->block)};
     if (is == &mxfp4)
         return MEGAMOE_OK;

@@ -12,14 +12,16 @@
 #include "base/error.h"
 #include "base/file.h"
 
+enum { LARGEST = 100000000 };
+
 megamoe_status mm_json_read(const char *path, json_t **value) {
     *value = NULL;
-    mm_mapping mapping;
-    MM_TRY(mm_mapping_open(path, &mapping));
+    char *text;
+    size_t bytes;
+    MM_TRY(mm_file_read_all(path, LARGEST, &text, &bytes));
     json_error_t error;
-    json_t *read = json_loadb(mapping.data ? (const char *)mapping.data : "", mapping.bytes,
-                              JSON_REJECT_DUPLICATES, &error);
-    mm_mapping_close(&mapping);
+    json_t *read = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
+    free(text);
     if (!read && json_error_code(&error) == json_error_out_of_memory)
         return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", path);
     if (!read)

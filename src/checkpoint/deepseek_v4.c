@@ -54,9 +54,7 @@ static megamoe_status fill(const mm_experts *experts, const char *scales_part, i
     MM_TRY(mm_experts_find(experts, expert, projection, scales_part, &source->scales));
     MM_TRY(mm_tensor_expect(source->codes, "I8", 2, (int64_t[]){rows, columns / 2}));
     MM_TRY(mm_tensor_expect(source->scales, "F8_E8M0", 2, (int64_t[]){rows, columns / BLOCK}));
-    tensors->matrices[at] = (megamoe_matrix){.codes = source->codes->data,
-                                             .codes_stride = (size_t)columns / 2,
-                                             .scales = source->scales->data,
+    tensors->matrices[at] = (megamoe_matrix){.codes_stride = (size_t)columns / 2,
                                              .scales_stride = (size_t)columns / BLOCK};
     return MEGAMOE_OK;
 }

@@ -15,16 +15,16 @@ typedef struct mm_claim {
     size_t block_bytes; /* the start of the name that all tensors of this layer share */
 } mm_claim;
 
-/* The tensors that a matrix was made of, for messages. */
+/* The tensors of a matrix, and where in their bytes its first row begins. */
 typedef struct mm_matrix_source {
-    const mm_tensor *codes;
-    const mm_tensor *scales;
+    const mm_tensor *codes, *scales, *bias; /* bias: NULL if there is none */
+    uint64_t codes_at, scales_at, bias_at;
 } mm_matrix_source;
 
 /* What a family makes of a layer. Zero-initialised is empty. */
 typedef struct mm_layer_tensors {
     megamoe_layer_desc desc;
-    megamoe_matrix *matrices;  /* experts * 3, as megamoe_weights_from_tensors takes them */
+    megamoe_matrix *matrices;  /* experts * 3; their pointers stay NULL */
     mm_matrix_source *sources; /* one for each matrix */
 } mm_layer_tensors;
 
@@ -40,7 +40,7 @@ struct mm_family {
     /* Compares what the config says of the layer's format with what the tensors are. */
     megamoe_status (*check)(const megamoe_checkpoint *checkpoint, const mm_layer *layer);
 
-    /* Fills `tensors`; the caller frees its arrays, also after a failure. */
+    /* Fills `tensors`; the caller frees what they own, also after a failure. */
     megamoe_status (*weights)(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
                               mm_layer_tensors *tensors);
 

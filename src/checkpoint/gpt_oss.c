@@ -217,15 +217,17 @@ static megamoe_status fill(const place *at, const parts *names, megamoe_projecti
             const size_t row = expert * (size_t)rows + turn;
             const size_t matrix = expert * 3 + (size_t)projection + turn;
             tensors->matrices[matrix] = (megamoe_matrix){
-                .codes = codes->data + row * codes_row,
                 .codes_stride = turns * codes_row,
-                .scales = scales->data + row * scales_row,
                 .scales_stride = turns * scales_row,
-                .bias = bias->data + row * BIAS_BYTES,
                 .bias_dtype = MEGAMOE_DTYPE_BF16,
                 .bias_stride = turns * BIAS_BYTES,
             };
-            tensors->sources[matrix] = (mm_matrix_source){codes, scales};
+            tensors->sources[matrix] = (mm_matrix_source){.codes = codes,
+                                                          .codes_at = row * codes_row,
+                                                          .scales = scales,
+                                                          .scales_at = row * scales_row,
+                                                          .bias = bias,
+                                                          .bias_at = row * BIAS_BYTES};
         }
     return MEGAMOE_OK;
 }

@@ -93,7 +93,7 @@ static megamoe_status check(const megamoe_checkpoint *checkpoint, const mm_layer
 }
 
 static megamoe_status read_global(const mm_tensor *tensor, uint64_t index, float *value) {
-    memcpy(value, tensor->data + index * sizeof *value, sizeof *value);
+    MM_TRY(mm_tensor_read(tensor, index * sizeof *value, value, sizeof *value));
     if (*value > 0.0f && !isinf(*value))
         return MEGAMOE_OK;
     return mm_fail(MEGAMOE_EFORMAT,
@@ -123,9 +123,7 @@ static megamoe_status fill_one(const mm_experts *experts, int32_t expert,
     megamoe_matrix *matrix = &tensors->matrices[at];
     if (strcmp(global->dtype->name, "F32") != 0 || global->bytes != sizeof matrix->global_scale)
         return shape_fail(global, "with one value");
-    *matrix = (megamoe_matrix){.codes = source->codes->data,
-                               .codes_stride = (size_t)columns / 2,
-                               .scales = source->scales->data,
+    *matrix = (megamoe_matrix){.codes_stride = (size_t)columns / 2,
                                .scales_stride = (size_t)columns / BLOCK};
     return read_global(global, 0, &matrix->global_scale);
 }
@@ -171,9 +169,10 @@ static megamoe_status fill_fused(const mm_experts *experts, const parts *names,
             megamoe_matrix *matrix = &tensors->matrices[at];
             *matrix = (megamoe_matrix){.codes_stride = (size_t)columns / 2,
                                        .scales_stride = (size_t)columns / BLOCK};
-            matrix->codes = codes->data + row * matrix->codes_stride;
-            matrix->scales = scales->data + row * matrix->scales_stride;
-            tensors->sources[at] = (mm_matrix_source){codes, scales};
+            tensors->sources[at] = (mm_matrix_source){.codes = codes,
+                                                      .codes_at = row * matrix->codes_stride,
+                                                      .scales = scales,
+                                                      .scales_at = row * matrix->scales_stride};
             uint64_t index;
             MM_TRY(global_index(global, tensors->desc.experts, expert, halves, half, &index));
             MM_TRY(read_global(global, index, &matrix->global_scale));

@@ -125,24 +125,17 @@ static megamoe_status check_hash(const source *from, bool v4, const mm_tensor *t
     return MEGAMOE_OK;
 }
 
-/*
- * A view of a tensor of one of two dtypes. *copy holds its bytes if they had to be moved to an
- * aligned place; the caller frees it.
- */
+/* A view of a tensor of one of two dtypes. *copy holds its bytes; the caller frees it. */
 static megamoe_status view_of(const mm_tensor *tensor, megamoe_dtype dtype, megamoe_dtype other,
                               int32_t rank, const int64_t *shape, megamoe_view *view, void **copy) {
     const bool is_other = strcmp(tensor->dtype->name, megamoe_dtype_name(other)) == 0;
     const megamoe_dtype found = is_other ? other : dtype;
     MM_TRY(mm_tensor_expect(tensor, megamoe_dtype_name(found), rank, shape));
-    *view = (megamoe_view){
-        .data = (void *)(uintptr_t)tensor->data, .dtype = found, .rows = rank == 2 ? shape[0] : 1};
-    if ((uintptr_t)tensor->data % mm_dtype_bytes(found) == 0)
-        return MEGAMOE_OK;
     *copy = malloc(tensor->bytes ? tensor->bytes : 1);
     if (!*copy)
         return mm_fail(MEGAMOE_ENOMEM, "%s: %s: out of memory", tensor->file->path, tensor->name);
-    view->data = memcpy(*copy, tensor->data, tensor->bytes);
-    return MEGAMOE_OK;
+    *view = (megamoe_view){.data = *copy, .dtype = found, .rows = rank == 2 ? shape[0] : 1};
+    return mm_tensor_read(tensor, 0, *copy, tensor->bytes);
 }
 
 megamoe_status mm_router_from_tensors(const mm_router_tensors *tensors, megamoe_router_desc *desc,

@@ -95,7 +95,8 @@ static megamoe_status read_shape(const char *path, const json_t *entry, mm_tenso
     return MEGAMOE_OK;
 }
 
-static megamoe_status read_tensor(const char *path, const json_t *entry, const uint8_t *data,
+/* The data begin at data_begin of the file. */
+static megamoe_status read_tensor(const char *path, const json_t *entry, uint64_t data_begin,
                                   uint64_t data_bytes, mm_tensor *tensor) {
     if (!json_is_object(entry))
         return mm_fail(MEGAMOE_EFORMAT,
@@ -124,7 +125,7 @@ static megamoe_status read_tensor(const char *path, const json_t *entry, const u
                        "%s: %s: data_offsets span %" PRIu64
                        " bytes, but shape %s in %s takes %" PRIu64,
                        path, tensor->name, end - begin, shape, dtype, bytes);
-    tensor->data = data + begin;
+    tensor->offset = data_begin + begin;
     tensor->bytes = bytes;
     return MEGAMOE_OK;
 }
@@ -142,20 +143,20 @@ static megamoe_status check_metadata(const char *path, const json_t *metadata) {
 
 static int by_place(const void *a, const void *b) {
     const mm_tensor *x = a, *y = b;
-    if (x->data != y->data)
-        return x->data < y->data ? -1 : 1;
+    if (x->offset != y->offset)
+        return x->offset < y->offset ? -1 : 1;
     /* An empty tensor shares its begin with the one that follows. */
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
 /* The tensors must tile the data: no gap, no overlap, nothing behind the last. */
-static megamoe_status check_tiling(const char *path, mm_safetensors *file, const uint8_t *data,
+static megamoe_status check_tiling(const char *path, mm_safetensors *file, uint64_t data_begin,
                                    uint64_t data_bytes) {
     qsort(file->tensors, file->n, sizeof *file->tensors, by_place);
     uint64_t end = 0;
     for (size_t i = 0; i < file->n; i++) {
         const mm_tensor *tensor = &file->tensors[i];
-        const uint64_t begin = (uint64_t)(tensor->data - data);
+        const uint64_t begin = tensor->offset - data_begin;
         const char *before = i ? file->tensors[i - 1].name : "the start of the data";
         if (begin < end)
             return mm_fail(MEGAMOE_EFORMAT,
@@ -203,7 +204,7 @@ static megamoe_status read_header(const char *path, const char *text, size_t byt
                    error.position);
 }
 
-static megamoe_status read_tensors(const char *path, json_t *header, const uint8_t *data,
+static megamoe_status read_tensors(const char *path, json_t *header, uint64_t data_begin,
                                    uint64_t data_bytes, mm_safetensors *file) {
     size_t n = 0, names_bytes = 0;
     const char *key;
@@ -228,55 +229,86 @@ static megamoe_status read_tensors(const char *path, json_t *header, const uint8
         tensor->file = file;
         tensor->name = name;
         name = stpcpy(name, key) + 1;
-        MM_TRY(read_tensor(path, entry, data, data_bytes, tensor));
+        MM_TRY(read_tensor(path, entry, data_begin, data_bytes, tensor));
     }
-    return check_tiling(path, file, data, data_bytes);
+    return check_tiling(path, file, data_begin, data_bytes);
 }
 
-megamoe_status mm_safetensors_parse(const char *path, const uint8_t *data, size_t bytes,
-                                    mm_safetensors *file) {
-    *file = (mm_safetensors){0};
-    file->path = strdup(path);
-    if (!file->path)
-        return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", path);
-    if (bytes < LENGTH_BYTES)
+/* Of a file that begins with `data`. */
+static megamoe_status read_length(const char *path, const uint8_t *data, uint64_t file_bytes,
+                                  uint64_t *header_bytes) {
+    if (file_bytes < LENGTH_BYTES)
         return mm_fail(MEGAMOE_EFORMAT,
-                       "%s: it has %zu bytes; a safetensors file starts with %d bytes of header "
-                       "length",
-                       path, bytes, LENGTH_BYTES);
-    uint64_t header_bytes = 0;
+                       "%s: it has %" PRIu64
+                       " bytes; a safetensors file starts with %d bytes of header length",
+                       path, file_bytes, LENGTH_BYTES);
+    uint64_t length = 0;
     for (int i = LENGTH_BYTES - 1; i >= 0; i--)
-        header_bytes = header_bytes << 8 | data[i];
-    const uint64_t rest = bytes - LENGTH_BYTES;
-    if (header_bytes > rest)
+        length = length << 8 | data[i];
+    if (length > file_bytes - LENGTH_BYTES)
         return mm_fail(MEGAMOE_EFORMAT,
                        "%s: its header length is %" PRIu64 ", but only %" PRIu64 " bytes follow",
-                       path, header_bytes, rest);
-    if (header_bytes > MM_SAFETENSORS_HEADER_MAX)
+                       path, length, file_bytes - LENGTH_BYTES);
+    if (length > MM_SAFETENSORS_HEADER_MAX)
         return mm_fail(MEGAMOE_EFORMAT, "%s: its header length is %" PRIu64 "; at most %d is read",
-                       path, header_bytes, MM_SAFETENSORS_HEADER_MAX);
+                       path, length, MM_SAFETENSORS_HEADER_MAX);
+    *header_bytes = length;
+    return MEGAMOE_OK;
+}
+
+/* Fills all but the path and the source. */
+static megamoe_status parse(const char *path, const char *text, uint64_t header_bytes,
+                            uint64_t file_bytes, mm_safetensors *file) {
     json_t *header = NULL;
-    MM_TRY(read_header(path, (const char *)data + LENGTH_BYTES, header_bytes, &header));
+    MM_TRY(read_header(path, text, header_bytes, &header));
+    const uint64_t data_begin = LENGTH_BYTES + header_bytes;
     const megamoe_status status =
-        read_tensors(path, header, data + LENGTH_BYTES + header_bytes, rest - header_bytes, file);
+        read_tensors(path, header, data_begin, file_bytes - data_begin, file);
     json_decref(header);
     return status;
 }
 
+static megamoe_status set_path(mm_safetensors *file, const char *path) {
+    *file = (mm_safetensors){.path = strdup(path)};
+    return file->path ? MEGAMOE_OK : mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", path);
+}
+
+megamoe_status mm_safetensors_parse(const char *path, const uint8_t *data, uint64_t bytes,
+                                    mm_safetensors *file) {
+    uint64_t header_bytes = 0;
+    MM_TRY(set_path(file, path));
+    MM_TRY(read_length(path, data, bytes, &header_bytes));
+    return parse(path, (const char *)data + LENGTH_BYTES, header_bytes, bytes, file);
+}
+
 megamoe_status mm_safetensors_open(const char *path, mm_safetensors *file) {
-    mm_mapping mapping;
-    *file = (mm_safetensors){0};
-    MM_TRY(mm_mapping_open(path, &mapping));
-    const megamoe_status status = mm_safetensors_parse(path, mapping.data, mapping.bytes, file);
-    file->mapping = mapping;
+    uint8_t length[LENGTH_BYTES] = {0};
+    uint64_t header_bytes = 0;
+    MM_TRY(set_path(file, path));
+    MM_TRY(mm_file_open(path, &file->source));
+    const uint64_t bytes = file->source.bytes;
+    if (bytes >= LENGTH_BYTES)
+        MM_TRY(mm_file_read(&file->source, 0, length, sizeof length));
+    MM_TRY(read_length(path, length, bytes, &header_bytes));
+    char *text = malloc(header_bytes + 1);
+    if (!text)
+        return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory for its header", path);
+    megamoe_status status = mm_file_read(&file->source, LENGTH_BYTES, text, header_bytes);
+    if (status == MEGAMOE_OK)
+        status = parse(path, text, header_bytes, bytes, file);
+    free(text);
     return status;
+}
+
+megamoe_status mm_tensor_read(const mm_tensor *tensor, uint64_t offset, void *to, size_t bytes) {
+    return mm_file_read(&tensor->file->source, tensor->offset + offset, to, bytes);
 }
 
 void mm_safetensors_close(mm_safetensors *file) {
     free(file->tensors);
     free(file->names);
     free(file->path);
-    mm_mapping_close(&file->mapping);
+    mm_file_close(&file->source);
     *file = (mm_safetensors){0};
 }
 

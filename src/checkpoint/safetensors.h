@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One safetensors file: mapped, every check of docs/formats.md made before a tensor is handed out.
- */
+/* One safetensors file, every check of docs/formats.md made before a tensor is handed out. */
 #ifndef MM_CHECKPOINT_SAFETENSORS_H
 #define MM_CHECKPOINT_SAFETENSORS_H
 
@@ -56,12 +55,12 @@ const char *mm_shape_text(const int64_t *shape, int32_t rank, char text[MM_SHAPE
 
 struct mm_safetensors;
 
-/* Borrowed from its file: name and data live as long as that. */
+/* Borrowed from its file: the name lives as long as that. */
 typedef struct mm_tensor {
     const struct mm_safetensors *file;
     const char *name;
     const mm_safetensors_dtype *dtype;
-    const uint8_t *data; /* not aligned */
+    uint64_t offset; /* of its bytes in the file; no alignment */
     uint64_t bytes;
     int32_t rank;
     int64_t shape[MM_TENSOR_RANK_MAX];
@@ -70,7 +69,7 @@ typedef struct mm_tensor {
 /* Zero-initialised is closed. It must not move while tensors of it are in use. */
 typedef struct mm_safetensors {
     char *path;
-    mm_mapping mapping;
+    mm_file source;
     mm_tensor *tensors; /* in the order of their data */
     size_t n;
     char *names; /* all names, each ending with a NUL */
@@ -83,11 +82,12 @@ void mm_safetensors_close(mm_safetensors *file);
 /* The last part of its path. */
 const char *mm_safetensors_name(const mm_safetensors *file);
 
-/*
- * The same for a file that lies in memory: `data` stays the caller's and must outlive `file`;
- * `path` is for messages.
- */
+/* The same for a file in memory; `path` is for messages. Its tensors cannot be read. */
 MEGAMOE_CHECKED megamoe_status mm_safetensors_parse(const char *path, const uint8_t *data,
-                                                    size_t bytes, mm_safetensors *file);
+                                                    uint64_t bytes, mm_safetensors *file);
+
+/* A part of a tensor's bytes, which must lie in them. Thread: any. */
+MEGAMOE_CHECKED megamoe_status mm_tensor_read(const mm_tensor *tensor, uint64_t offset, void *to,
+                                              size_t bytes);
 
 #endif

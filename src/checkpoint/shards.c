@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* From a path to its mapped files and a list of their tensors. */
+/* From a path to its open files and a list of their tensors. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -48,7 +48,8 @@ static megamoe_status list_tensors(megamoe_checkpoint *checkpoint, const json_t 
     for (size_t i = 0; i < checkpoint->n_files; i++)
         n += checkpoint->files[i].n;
     checkpoint->tensors = calloc(n ? n : 1, sizeof *checkpoint->tensors);
-    if (!checkpoint->tensors)
+    checkpoint->copies = calloc(n ? n : 1, sizeof *checkpoint->copies);
+    if (!checkpoint->tensors || !checkpoint->copies)
         return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory for %zu tensors", checkpoint->path, n);
     for (size_t i = 0; i < checkpoint->n_files; i++) {
         const mm_safetensors *file = &checkpoint->files[i];

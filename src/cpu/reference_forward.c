@@ -16,6 +16,7 @@
 #include "num/exp.h"
 #include "num/gated.h"
 #include "num/input.h"
+#include "weights/hold.h"
 #include "weights/weights.h"
 
 struct route {
@@ -157,12 +158,14 @@ static megamoe_status run_expert(struct reference *r, const mm_reference_input *
     }
     if (!r->n_routes)
         return MEGAMOE_OK;
+    MM_TRY(mm_weights_hold(r->weights, r->expert));
     struct stage stage = {r, inputs};
     mm_pool_run(r->pool, run_fc1_rows, &stage);
     mm_pool_run(r->pool, run_activation, &stage);
     for (int64_t i = 0; i < r->n_routes; i++)
         inputs[i] = &r->hidden[i];
     mm_pool_run(r->pool, run_fc2_rows, &stage);
+    mm_weights_drop(r->weights, r->expert);
     const int row = atomic_load(&r->inexact_row);
     if (row >= 0)
         return mm_fail(MEGAMOE_EINEXACT,

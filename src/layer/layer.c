@@ -93,7 +93,7 @@ void megamoe_layer_close(megamoe_layer *layer) {
     mm_placement_close(&layer->placement);
     free(layer->blobs);
     free((void *)layer->received);
-    megamoe_weights_close(layer->weights);
+    mm_mapping_close(&layer->mapped);
     free(layer);
 }
 

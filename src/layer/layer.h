@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 
 #include "base/device.h"
+#include "base/file.h"
 #include "comm/comm.h"
 #include "cpu/operation.h"
 #include "cuda/operation.h"
@@ -25,8 +26,8 @@ struct megamoe_layer {
         mm_cpu_layer cpu;
         mm_cuda_layer cuda; /* where device->cuda is set */
     };
-    megamoe_weights *weights;  /* CPU: keeps mapped blobs alive; NULL where `blobs` has them */
-    uint8_t *blobs;            /* CPU: this rank's experts, packed or copied */
+    uint8_t *blobs;    /* CPU: this rank's experts, packed or copied; NULL: all are mapped */
+    mm_mapping mapped; /* CPU: the blobs of all logical experts */
     _Atomic int64_t *received; /* CPU: [placement.local], over all forwards */
 };
 

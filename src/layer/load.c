@@ -12,6 +12,7 @@
 #include "layer/layer.h"
 #include "weights/cpu_pack.h"
 #include "weights/cuda_pack.h"
+#include "weights/hold.h"
 #include "weights/weights.h"
 
 uint64_t mm_layer_key(const megamoe_layer *layer, const mm_placement *placement, int32_t format,
@@ -45,6 +46,7 @@ struct packing {
     mm_inexact *inexact;  /* [local] */
     atomic_int next;      /* of this wave */
     atomic_int done;      /* of all waves */
+    mm_carried failure;   /* of a thread that could not read an expert */
 };
 
 static void pack(void *argument, int32_t thread, int32_t threads) {
@@ -56,24 +58,27 @@ static void pack(void *argument, int32_t thread, int32_t threads) {
         const int32_t local = p->first + i;
         const int32_t expert = layer->placement.logical_of[layer->placement.first + local];
         uint8_t *blob = p->blobs + (size_t)i * layer->blob_bytes;
+        megamoe_status status;
         if (layer->device->cuda) {
             memset(blob, 0, layer->blob_bytes); /* the wave before has been here */
-            mm_cuda_pack(p->weights, &layer->cuda.layout, expert, blob,
-                         p->options->round_outside_window, &p->inexact[local]);
+            status = mm_cuda_pack(p->weights, &layer->cuda.layout, expert, blob,
+                                  p->options->round_outside_window, &p->inexact[local]);
         } else
-            mm_cpu_pack(p->weights, &layer->cpu.layout, expert, blob, &p->inexact[local]);
+            status = mm_cpu_pack(p->weights, &layer->cpu.layout, expert, blob, &p->inexact[local]);
+        mm_carry(&p->failure, status);
         const int32_t done = atomic_fetch_add(&p->done, 1) + 1;
         if (thread == 0) /* the caller's, so that reports do not meet */
             report(layer, p->options, done);
     }
 }
 
-static void pack_wave(struct packing *packing, int32_t first, int32_t count) {
+static megamoe_status pack_wave(struct packing *packing, int32_t first, int32_t count) {
     packing->first = first;
     packing->count = count;
     atomic_store(&packing->next, 0);
     mm_pool_run(packing->layer->device->pool, pack, packing);
     report(packing->layer, packing->options, first + count);
+    return mm_carried_status(&packing->failure);
 }
 
 static megamoe_status allocate_blobs(const megamoe_layer *layer, int32_t count, uint8_t **blobs) {
@@ -105,8 +110,9 @@ static megamoe_status pack_experts(megamoe_layer *layer, const megamoe_weights *
                               .inexact = mm_alloc((size_t)local * sizeof *packing.inexact)};
     if (!packing.inexact)
         return mm_fail(MEGAMOE_ENOMEM, "layer: out of memory");
-    pack_wave(&packing, 0, local);
-    const megamoe_status status = check_exact(&packing, local);
+    megamoe_status status = pack_wave(&packing, 0, local);
+    if (status == MEGAMOE_OK)
+        status = check_exact(&packing, local);
     free(packing.inexact);
     return status;
 }
@@ -116,9 +122,8 @@ static megamoe_status copy_experts(megamoe_layer *layer, const megamoe_weights *
     const mm_placement *placement = &layer->placement;
     MM_TRY(allocate_blobs(layer, placement->local, &layer->blobs));
     for (int32_t e = 0; e < placement->local; e++) {
-        memcpy(layer->blobs + (size_t)e * layer->blob_bytes,
-               mm_weights_blob(weights, placement->logical_of[placement->first + e]),
-               layer->blob_bytes);
+        MM_TRY(mm_weights_read_blob(weights, placement->logical_of[placement->first + e],
+                                    layer->blobs + (size_t)e * layer->blob_bytes));
         report(layer, options, e + 1);
     }
     return MEGAMOE_OK;
@@ -145,12 +150,12 @@ megamoe_status mm_layer_load_cpu(megamoe_layer *layer, const megamoe_weights *we
     else if (options->copy_prepared)
         MM_TRY(copy_experts(layer, weights, options));
     else
-        layer->weights = mm_weights_acquire(weights);
-    for (int32_t e = 0; e < placement->local; e++)
-        cpu->experts[e] = mm_cpu_expert_of(
-            &cpu->layout,
-            layer->blobs ? layer->blobs + (size_t)e * layer->blob_bytes
-                         : mm_weights_blob(weights, placement->logical_of[placement->first + e]));
+        MM_TRY(mm_weights_map_blobs(weights, &layer->mapped));
+    for (int32_t e = 0; e < placement->local; e++) {
+        const int32_t at = layer->blobs ? e : placement->logical_of[placement->first + e];
+        const uint8_t *blobs = layer->blobs ? layer->blobs : layer->mapped.data;
+        cpu->experts[e] = mm_cpu_expert_of(&cpu->layout, blobs + (size_t)at * layer->blob_bytes);
+    }
     return MEGAMOE_OK;
 }
 
@@ -175,7 +180,7 @@ static megamoe_status pack_and_upload(megamoe_layer *layer, const megamoe_weight
     bool exact = true;
     for (int32_t first = 0; first < local; first += wave) {
         const int32_t count = (int32_t)mm_min(wave, local - first);
-        pack_wave(&packing, first, count);
+        MM_TRY_GOTO(pack_wave(&packing, first, count), done);
         for (int32_t e = first; e < first + count; e++)
             exact = exact && packing.inexact[e].groups == 0;
         for (int32_t i = 0; exact && i < count; i++)
@@ -188,6 +193,21 @@ done:
     free(packing.blobs);
     free(packing.inexact);
     return status;
+}
+
+static megamoe_status upload_prepared(megamoe_layer *layer, const megamoe_weights *weights,
+                                      const megamoe_layer_options *options) {
+    const mm_placement *placement = &layer->placement;
+    for (int32_t e = 0; e < placement->local; e++) {
+        const int32_t expert = placement->logical_of[placement->first + e];
+        MM_TRY(mm_weights_hold(weights, expert));
+        const megamoe_status status =
+            mm_cuda_layer_upload(&layer->cuda, e, mm_weights_blob(weights, expert));
+        mm_weights_drop(weights, expert);
+        MM_TRY(status);
+        report(layer, options, e + 1);
+    }
+    return MEGAMOE_OK;
 }
 
 megamoe_status mm_layer_load_cuda(megamoe_layer *layer, const megamoe_weights *weights,
@@ -205,12 +225,6 @@ megamoe_status mm_layer_load_cuda(megamoe_layer *layer, const megamoe_weights *w
         mm_layer_key(layer, placement, (int32_t)cuda->layout.format, cuda->weight_after_fc2);
     layer->blob_bytes = cuda->layout.blob_bytes;
     MM_TRY(mm_cuda_layer_open(cuda));
-    if (!megamoe_weights_prepared(weights))
-        return pack_and_upload(layer, weights, options);
-    for (int32_t e = 0; e < placement->local; e++) {
-        MM_TRY(mm_cuda_layer_upload(
-            cuda, e, mm_weights_blob(weights, placement->logical_of[placement->first + e])));
-        report(layer, options, e + 1);
-    }
-    return MEGAMOE_OK;
+    return megamoe_weights_prepared(weights) ? upload_prepared(layer, weights, options)
+                                             : pack_and_upload(layer, weights, options);
 }

@@ -14,6 +14,7 @@
 #include "comm/symmetric.h"
 #include "layer/layer.h"
 #include "weights/cpu_pack.h"
+#include "weights/hold.h"
 #include "weights/prepared.h"
 #include "weights/rows.h"
 #include "weights/weights.h"
@@ -116,7 +117,7 @@ static void fill_card(const struct move *m, struct card *card) {
     card->key = mm_layer_key(layer, &m->placement, (int32_t)layer->cpu.layout.format,
                              layer->cpu.weight_after_fc2);
     card->blob_bytes = layer->blob_bytes;
-    for (int32_t e = 0; e < old->logical && (m->weights || layer->weights); e++)
+    for (int32_t e = 0; e < old->logical && (m->weights || layer->mapped.data); e++)
         set_has(card, e);
     for (int32_t p = old->first; p < old->first + old->local; p++)
         set_has(card, old->logical_of[p]);
@@ -211,16 +212,16 @@ static megamoe_status compare(const struct move *m) {
 
 /* ---- experts ---- */
 
-/* The blob of an expert that this rank has, or NULL if it has to be packed. */
+/* The blob of an expert that the layer has, or NULL. */
 static const uint8_t *own_blob(const struct move *m, int32_t expert) {
     const megamoe_layer *layer = m->layer;
     const mm_placement *old = &layer->placement;
-    if (layer->weights)
-        return mm_weights_blob(layer->weights, expert);
+    if (layer->mapped.data)
+        return layer->mapped.data + (size_t)expert * layer->blob_bytes;
     for (int32_t e = 0; e < old->local; e++)
         if (old->logical_of[old->first + e] == expert)
             return layer->blobs + (size_t)e * layer->blob_bytes;
-    return mm_weights_blob(m->weights, expert);
+    return NULL;
 }
 
 /* An expert that this rank has. */
@@ -230,9 +231,11 @@ static megamoe_status copy_own(const struct move *m, int32_t expert, uint8_t *to
         memcpy(to, from, m->layer->blob_bytes);
         return MEGAMOE_OK;
     }
+    if (megamoe_weights_prepared(m->weights))
+        return mm_weights_read_blob(m->weights, expert, to);
     mm_inexact inexact = {0};
     memset(to, 0, m->layer->blob_bytes);
-    mm_cpu_pack(m->weights, &m->layer->cpu.layout, expert, to, &inexact);
+    MM_TRY(mm_cpu_pack(m->weights, &m->layer->cpu.layout, expert, to, &inexact));
     return mm_inexact_status(m->weights, &inexact);
 }
 
@@ -255,7 +258,7 @@ static megamoe_status begin(struct move *m) {
         return mm_fail(MEGAMOE_ENOMEM, "out of memory");
     if (m->most > 0)
         MM_TRY(mm_symmetric_open(m->comm, (size_t)m->slots * m->slot_bytes, &m->window));
-    if (m->layer->weights)
+    if (m->layer->mapped.data)
         return MEGAMOE_OK;
     if (!mm_mul_size(local, m->layer->blob_bytes, &bytes) || !(m->blobs = mm_alloc_huge(bytes)))
         return mm_fail(MEGAMOE_ENOMEM, "%d experts of %zu bytes: out of memory", m->placement.local,
@@ -332,10 +335,12 @@ static megamoe_status pass_experts(struct move *m) {
 /* Nothing here can fail: the layer is the new one on all ranks. */
 static void commit(struct move *m) {
     megamoe_layer *layer = m->layer;
-    for (int32_t e = 0; e < m->placement.local; e++)
-        m->experts[e] = mm_cpu_expert_of(
-            &layer->cpu.layout,
-            m->blobs ? new_blob(m, e) : mm_weights_blob(layer->weights, new_logical(m, e)));
+    for (int32_t e = 0; e < m->placement.local; e++) {
+        const int32_t at = m->blobs ? e : new_logical(m, e);
+        const uint8_t *blobs = m->blobs ? m->blobs : layer->mapped.data;
+        m->experts[e] =
+            mm_cpu_expert_of(&layer->cpu.layout, blobs + (size_t)at * layer->blob_bytes);
+    }
     mm_placement_close(&layer->placement);
     free(layer->cpu.experts);
     free(layer->blobs);

@@ -56,8 +56,9 @@ megamoe_status mm_router_check_desc(megamoe_router_desc *desc, const char *what,
     if (!(desc->gate_temperature > 0.0f) || isinf(desc->gate_temperature))
         return mm_fail(status, "%s: gate temperature is %g, expected a positive number", what,
                        (double)desc->gate_temperature);
-    if (desc->hash_vocab < 0)
-        return mm_fail(status, "%s: a hash table of %" PRId64 " rows", what, desc->hash_vocab);
+    if (desc->hash_vocab < 0 || desc->hash_vocab > MM_ROUTER_VOCAB_MAX)
+        return mm_fail(status, "%s: a hash table of %" PRId64 " rows; at most %d", what,
+                       desc->hash_vocab, MM_ROUTER_VOCAB_MAX);
     return MEGAMOE_OK;
 }
 

@@ -4,8 +4,11 @@
 
 #include "megamoe/router.h"
 
-/* Experts whose logits are summed side by side; weights are padded to whole blocks with zeros. */
-enum { MM_ROUTER_LANES = 16 };
+enum {
+    /* Experts whose logits are summed side by side; weights are padded to whole blocks. */
+    MM_ROUTER_LANES = 16,
+    MM_ROUTER_VOCAB_MAX = 1 << 24 /* rows of a hash table */
+};
 
 struct megamoe_router {
     megamoe_router_desc desc;   /* checked, with defaults filled in */

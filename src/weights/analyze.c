@@ -9,6 +9,7 @@
 #include "base/pool.h"
 #include "num/e2m1.h"
 #include "num/e4m3.h"
+#include "weights/hold.h"
 #include "weights/object.h"
 
 enum {
@@ -33,9 +34,10 @@ struct energy {
 struct analysis {
     const megamoe_weights *weights;
     struct tables tables;
-    atomic_int next; /* matrix: expert * MM_PROJECTIONS + projection */
+    atomic_int next; /* expert */
     atomic_int done;
-    struct energy *energies;                              /* [experts][MM_PROJECTIONS] */
+    mm_carried failure;      /* of a thread that could not read an expert */
+    struct energy *energies; /* [experts][MM_PROJECTIONS] */
     megamoe_projection_report (*reports)[MM_PROJECTIONS]; /* [threads] */
     uint64_t expert_bytes;
     megamoe_progress progress;
@@ -153,17 +155,23 @@ static const megamoe_projection_report empty_report = {
 static void analyze_some(void *argument, int32_t thread, int32_t threads) {
     (void)threads;
     struct analysis *a = argument;
-    const int32_t matrices = a->weights->desc.experts * MM_PROJECTIONS;
+    const int32_t experts = a->weights->desc.experts;
     for (;;) {
-        const int32_t index = atomic_fetch_add_explicit(&a->next, 1, memory_order_relaxed);
-        if (index >= matrices)
+        const int32_t expert = atomic_fetch_add_explicit(&a->next, 1, memory_order_relaxed);
+        if (expert >= experts)
             return;
-        analyze_matrix(a, index, &a->reports[thread][index % MM_PROJECTIONS]);
+        const megamoe_status status = mm_weights_hold(a->weights, expert);
+        mm_carry(&a->failure, status);
+        if (status != MEGAMOE_OK)
+            return;
+        for (int32_t p = 0; p < MM_PROJECTIONS; p++)
+            analyze_matrix(a, expert * MM_PROJECTIONS + p, &a->reports[thread][p]);
+        mm_weights_drop(a->weights, expert);
         const int32_t done = atomic_fetch_add_explicit(&a->done, 1, memory_order_relaxed) + 1;
         /* Only the caller's thread reports, so calls are never concurrent. */
-        if (thread == 0 && a->progress.fn && done < matrices)
-            a->progress.fn(a->progress.user, (uint64_t)done * a->expert_bytes / MM_PROJECTIONS,
-                           (uint64_t)a->weights->desc.experts * a->expert_bytes);
+        if (thread == 0 && a->progress.fn && done < experts)
+            a->progress.fn(a->progress.user, (uint64_t)done * a->expert_bytes,
+                           (uint64_t)experts * a->expert_bytes);
     }
 }
 
@@ -234,10 +242,12 @@ megamoe_status megamoe_weights_analyze(const megamoe_weights *weights, int32_t t
                 a.reports[thread][p] = empty_report;
         fill_tables(weights->desc.format, &a.tables);
         mm_pool_run(pool, analyze_some, &a);
+        status = mm_carried_status(&a.failure);
         const megamoe_weights_report result = summarize(&a, threads);
-        if (progress.fn)
+        if (status == MEGAMOE_OK && progress.fn)
             progress.fn(progress.user, result.bytes, result.bytes);
-        status = mm_give_struct(report, &result, sizeof result, "megamoe_weights_report");
+        if (status == MEGAMOE_OK)
+            status = mm_give_struct(report, &result, sizeof result, "megamoe_weights_report");
     } else {
         status =
             mm_fail(MEGAMOE_ENOMEM, "analysis of %d experts: out of memory", weights->desc.experts);

@@ -100,7 +100,10 @@ MEGAMOE_CHECKED megamoe_status mm_cpu_pack_expert(const megamoe_weights *weights
                                                   const mm_cpu_layout *layout, int32_t expert,
                                                   uint8_t *blob);
 
-/* The packed blob of one expert of prepared weights; NULL for weights in checkpoint form. */
+/*
+ * The packed blob of one expert of prepared weights while it is held (hold.h); NULL for weights in
+ * checkpoint form.
+ */
 const uint8_t *mm_weights_blob(const megamoe_weights *weights, int32_t expert);
 
 #endif

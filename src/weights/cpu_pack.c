@@ -4,6 +4,8 @@
 #include <assert.h>
 #include <string.h>
 
+#include "base/error.h"
+#include "weights/hold.h"
 #include "weights/object.h"
 #include "weights/tile.h"
 
@@ -128,11 +130,12 @@ static void blank_scales(const mm_cpu_layout *layout, const struct part *part, i
                    MM_MXFP4_SCALE_OF_ZEROS, MM_MXFP4_SCALE_BYTES);
 }
 
-void mm_cpu_pack(const megamoe_weights *weights, const mm_cpu_layout *layout, int32_t expert,
-                 uint8_t *blob, mm_inexact *inexact) {
+megamoe_status mm_cpu_pack(const megamoe_weights *weights, const mm_cpu_layout *layout,
+                           int32_t expert, uint8_t *blob, mm_inexact *inexact) {
     const megamoe_layer_desc *desc = &weights->desc;
     const megamoe_nvfp4_mode mode =
         layout->format == MM_TILE_E4M3 ? MEGAMOE_NVFP4_FOLDED : MEGAMOE_NVFP4_EXACT;
+    MM_TRY(mm_weights_hold(weights, expert));
     for (int p = 0; p < MM_PROJECTIONS; p++) {
         const megamoe_projection projection = (megamoe_projection)p;
         const megamoe_matrix *matrix = mm_matrix_of(weights, expert, projection);
@@ -171,11 +174,13 @@ void mm_cpu_pack(const megamoe_weights *weights, const mm_cpu_layout *layout, in
         const float global = mm_weights_global(weights, expert, projection);
         memcpy(blob + layout->globals_offset + (size_t)p * sizeof global, &global, sizeof global);
     }
+    mm_weights_drop(weights, expert);
+    return MEGAMOE_OK;
 }
 
 megamoe_status mm_cpu_pack_expert(const megamoe_weights *weights, const mm_cpu_layout *layout,
                                   int32_t expert, uint8_t *blob) {
     mm_inexact inexact = {0};
-    mm_cpu_pack(weights, layout, expert, blob, &inexact);
+    MM_TRY(mm_cpu_pack(weights, layout, expert, blob, &inexact));
     return mm_inexact_status(weights, &inexact);
 }

@@ -5,8 +5,12 @@
 #include "weights/cpu_layout.h"
 #include "weights/inexact.h"
 
-/* mm_cpu_pack_expert that counts instead of failing: adds to *inexact. Thread: any. */
-void mm_cpu_pack(const megamoe_weights *weights, const mm_cpu_layout *layout, int32_t expert,
-                 uint8_t *blob, mm_inexact *inexact);
+/*
+ * mm_cpu_pack_expert that counts groups instead of failing: adds to *inexact. Fails only where a
+ * file cannot be read. Thread: any.
+ */
+MEGAMOE_CHECKED megamoe_status mm_cpu_pack(const megamoe_weights *weights,
+                                           const mm_cpu_layout *layout, int32_t expert,
+                                           uint8_t *blob, mm_inexact *inexact);
 
 #endif

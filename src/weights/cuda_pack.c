@@ -4,9 +4,11 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "num/e2m1.h"
 #include "num/e4m3.h"
 #include "weights/cuda_tile.h"
+#include "weights/hold.h"
 #include "weights/object.h"
 
 enum {
@@ -306,8 +308,10 @@ static void pack_matrix(const struct packer *p, const megamoe_weights *weights, 
     }
 }
 
-void mm_cuda_pack(const megamoe_weights *weights, const mm_cuda_layout *layout, int32_t expert,
-                  uint8_t *blob, bool round_outside, mm_inexact *inexact) {
+megamoe_status mm_cuda_pack(const megamoe_weights *weights, const mm_cuda_layout *layout,
+                            int32_t expert, uint8_t *blob, bool round_outside,
+                            mm_inexact *inexact) {
+    MM_TRY(mm_weights_hold(weights, expert));
     struct packer packer = {
         .layout = layout, .format = weights->desc.format, .round_outside = round_outside};
     fill_packer(&packer);
@@ -320,4 +324,6 @@ void mm_cuda_pack(const megamoe_weights *weights, const mm_cuda_layout *layout, 
         const float global = mm_weights_global(weights, expert, projection);
         memcpy(blob + layout->globals_offset + (size_t)i * sizeof global, &global, sizeof global);
     }
+    mm_weights_drop(weights, expert);
+    return MEGAMOE_OK;
 }

@@ -10,9 +10,11 @@
  * E4M3 operands cannot hold exactly, even with its codes doubled or halved, is counted in *inexact
  * and left zero. With `round_outside`, groups below the window are instead given the scale and
  * codes that are nearest to them; what stays counted are groups above the window and those of rows
- * whose exponent is -96, for which there is no bound on the error. Thread: any.
+ * whose exponent is -96, for which there is no bound on the error. Fails only where a file cannot
+ * be read. Thread: any.
  */
-void mm_cuda_pack(const megamoe_weights *weights, const mm_cuda_layout *layout, int32_t expert,
-                  uint8_t *blob, bool round_outside, mm_inexact *inexact);
+MEGAMOE_CHECKED megamoe_status mm_cuda_pack(const megamoe_weights *weights,
+                                            const mm_cuda_layout *layout, int32_t expert,
+                                            uint8_t *blob, bool round_outside, mm_inexact *inexact);
 
 #endif

@@ -3,9 +3,8 @@
 #ifndef MM_WEIGHTS_OBJECT_H
 #define MM_WEIGHTS_OBJECT_H
 
-#include <stdatomic.h>
-
 #include "base/file.h"
+#include "base/view.h"
 #include "weights/cpu_layout.h"
 #include "weights/cuda_layout.h"
 #include "weights/rows.h"
@@ -14,8 +13,8 @@
 enum { MM_PROJECTIONS = 3 };
 
 struct megamoe_weights {
-    atomic_int users;
     megamoe_layer_desc desc;
+    struct mm_holds *holds; /* NULL where all is in the caller's memory */
 
     /* In checkpoint form. */
     megamoe_matrix *matrices; /* [experts][MM_PROJECTIONS]; NULL for prepared weights */
@@ -23,19 +22,19 @@ struct megamoe_weights {
 
     /* Prepared. */
     char *path;
-    mm_mapping file;
+    mm_file file;
     const struct mm_prepared_kind *kind; /* the device and its layout's name */
     megamoe_nvfp4_mode nvfp4;
     mm_cpu_layout layout;                             /* for "cpu" */
     mm_cuda_layout cuda_layout;                       /* for "cuda" */
     uint8_t decode_table[MM_CUDA_DECODE_TABLE_BYTES]; /* for "cuda" */
     size_t blob_bytes;
-    const uint8_t *blobs;         /* experts * blob_bytes, inside `file` */
-    const struct mm_hash *hashes; /* [experts], inside `file` */
-    megamoe_router *router;       /* NULL if the file holds none */
+    uint64_t blobs_offset;  /* of the first one in `file` */
+    struct mm_hash *hashes; /* [experts] */
+    megamoe_router *router; /* NULL if the file holds none */
 };
 
-/* An object with one user and nothing in it; NULL when out of memory. */
+/* An object with nothing in it; NULL when out of memory. */
 megamoe_weights *mm_weights_new(void);
 
 /* MEGAMOE_EINVAL for an expert or projection that does not exist. */
@@ -44,6 +43,9 @@ MEGAMOE_CHECKED megamoe_status mm_matrix_check_index(const megamoe_weights *weig
 
 /* The scales that docs/numerics.md refuses, in all matrices (checkpoint form). */
 MEGAMOE_CHECKED megamoe_status mm_scales_check(const megamoe_weights *weights);
+/* In those of one expert that is in memory. */
+MEGAMOE_CHECKED megamoe_status mm_expert_scales_check(const megamoe_weights *weights,
+                                                      int32_t expert);
 
 /* mm_fail about a matrix (or its scales), which the message begins with. */
 MEGAMOE_CHECKED megamoe_status mm_matrix_fail(const megamoe_weights *weights, megamoe_status status,

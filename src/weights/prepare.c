@@ -29,6 +29,7 @@ struct writer {
     uint8_t *blobs;      /* [wave] */
     mm_inexact *inexact; /* [wave] */
     mm_hash *hashes;     /* [experts] */
+    mm_carried failure;  /* of a thread that could not read an expert */
 };
 
 static void fill_header(struct writer *w, megamoe_nvfp4_mode mode, uint64_t router_bytes) {
@@ -86,11 +87,10 @@ static void pack_one(void *argument, int32_t thread, int32_t threads) {
         return;
     uint8_t *blob = wave_blob(w, thread);
     memset(blob, 0, w->blob_bytes);
-    if (w->kind->cuda)
-        mm_cuda_pack(w->weights, &w->cuda_layout, expert, blob, w->round_outside,
-                     &w->inexact[thread]);
-    else
-        mm_cpu_pack(w->weights, &w->layout, expert, blob, &w->inexact[thread]);
+    mm_carry(&w->failure, w->kind->cuda ? mm_cuda_pack(w->weights, &w->cuda_layout, expert, blob,
+                                                       w->round_outside, &w->inexact[thread])
+                                        : mm_cpu_pack(w->weights, &w->layout, expert, blob,
+                                                      &w->inexact[thread]));
     w->hashes[expert] = mm_hash_of(blob, w->blob_bytes);
 }
 
@@ -113,6 +113,7 @@ static megamoe_status write_blobs(struct writer *w, megamoe_progress progress) {
     for (w->first = 0; w->first < w->weights->desc.experts; w->first += w->wave) {
         memset(w->inexact, 0, (size_t)w->wave * sizeof *w->inexact);
         mm_pool_run(w->pool, pack_one, w);
+        MM_TRY(mm_carried_status(&w->failure));
         for (int32_t i = 0; i < w->wave; i++)
             mm_inexact_add(&total, &w->inexact[i]);
         if (!total.groups)

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "router/router.h"
+#include "weights/hold.h"
 #include "weights/object.h"
 
 mm_hash mm_hash_of(const void *data, size_t bytes) {
@@ -80,24 +81,26 @@ mm_prepared_extents mm_prepared_extents_of(const megamoe_layer_desc *desc,
 }
 
 /* What stands before anything whose meaning depends on the version. */
-static megamoe_status check_kind(const char *path, const mm_mapping *file) {
-    mm_prepared_fields fields;
-    const size_t magic_bytes = sizeof fields.magic;
-    if (file->bytes < magic_bytes || memcmp(file->data, MM_PREPARED_MAGIC, magic_bytes) != 0)
+static megamoe_status read_header(const mm_file *file, mm_prepared_header *header) {
+    const char *path = file->path;
+    const mm_prepared_fields *fields = &header->fields;
+    *header = (mm_prepared_header){0};
+    MM_TRY(mm_file_read(file, 0, header, (size_t)mm_min((int64_t)file->bytes, sizeof *header)));
+    const size_t magic_bytes = sizeof fields->magic;
+    if (file->bytes < magic_bytes || memcmp(fields->magic, MM_PREPARED_MAGIC, magic_bytes) != 0)
         return mm_fail(MEGAMOE_EFORMAT, "%s: not a prepared file: it does not begin with \"%s\"",
                        path, MM_PREPARED_MAGIC);
     if (file->bytes < MM_PREPARED_HEADER_BYTES)
-        return mm_fail(MEGAMOE_EFORMAT, "%s: truncated: %zu bytes; the header alone has %d", path,
-                       file->bytes, MM_PREPARED_HEADER_BYTES);
-    memcpy(&fields, file->data, sizeof fields);
-    if (fields.byte_order != MM_PREPARED_BYTE_ORDER)
+        return mm_fail(MEGAMOE_EFORMAT, "%s: truncated: %" PRIu64 " bytes; the header alone has %d",
+                       path, file->bytes, MM_PREPARED_HEADER_BYTES);
+    if (fields->byte_order != MM_PREPARED_BYTE_ORDER)
         return mm_fail(MEGAMOE_EUNSUPPORTED,
                        "%s: byte order mark 0x%08" PRIx32 "; this machine reads 0x%08x", path,
-                       fields.byte_order, MM_PREPARED_BYTE_ORDER);
-    if (fields.version != MM_PREPARED_VERSION)
+                       fields->byte_order, MM_PREPARED_BYTE_ORDER);
+    if (fields->version != MM_PREPARED_VERSION)
         return mm_fail(MEGAMOE_EUNSUPPORTED,
                        "%s: version %" PRIu32 "; this library reads version %d", path,
-                       fields.version, MM_PREPARED_VERSION);
+                       fields->version, MM_PREPARED_VERSION);
     return MEGAMOE_OK;
 }
 
@@ -143,7 +146,7 @@ static megamoe_status take_layer(megamoe_weights *weights, const mm_prepared_fie
 }
 
 static megamoe_status check_extents(const char *path, const mm_prepared_extents *stored,
-                                    const mm_prepared_extents *expected, size_t file_bytes) {
+                                    const mm_prepared_extents *expected, uint64_t file_bytes) {
 #define X(name)                                                                                    \
     if (stored->name != expected->name)                                                            \
         return mm_fail(MEGAMOE_EFORMAT,                                                            \
@@ -152,7 +155,7 @@ static megamoe_status check_extents(const char *path, const mm_prepared_extents 
     MM_PREPARED_EXTENT_LIST(X)
 #undef X
     if (file_bytes != expected->file_bytes)
-        return mm_fail(MEGAMOE_EFORMAT, "%s: %s: %zu bytes; its header says %" PRIu64, path,
+        return mm_fail(MEGAMOE_EFORMAT, "%s: %s: %" PRIu64 " bytes; its header says %" PRIu64, path,
                        file_bytes < expected->file_bytes ? "truncated" : "too long", file_bytes,
                        expected->file_bytes);
     return MEGAMOE_OK;
@@ -173,32 +176,55 @@ megamoe_status mm_prepared_check_router(const megamoe_router *router,
 }
 
 static megamoe_status load_router(megamoe_weights *weights, const mm_prepared_fields *fields) {
-    const mm_prepared_extents *extents = &fields->extents;
-    const uint8_t *bytes = weights->file.data + extents->router_offset;
-    if (!extents->router_bytes)
+    const size_t n = (size_t)fields->extents.router_bytes;
+    const char *path = weights->path;
+    if (!n)
         return MEGAMOE_OK;
-    if (!hash_holds(&fields->router_hash, bytes, extents->router_bytes))
-        return mm_fail(MEGAMOE_ECHECK, "%s: the router's hash does not hold", weights->path);
-    MM_TRY(mm_router_load(bytes, extents->router_bytes, weights->path, &weights->router));
-    return mm_prepared_check_router(weights->router, &weights->desc, MEGAMOE_EFORMAT,
-                                    weights->path);
+    megamoe_status status;
+    void *bytes = malloc(n);
+    if (!bytes)
+        return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory for its router of %zu bytes", path, n);
+    MM_TRY_GOTO(mm_file_read(&weights->file, fields->extents.router_offset, bytes, n), end);
+    if (hash_holds(&fields->router_hash, bytes, n))
+        status = mm_router_load(bytes, n, path, &weights->router);
+    else
+        status = mm_fail(MEGAMOE_ECHECK, "%s: the router's hash does not hold", path);
+end:
+    free(bytes);
+    if (status == MEGAMOE_OK)
+        status = mm_prepared_check_router(weights->router, &weights->desc, MEGAMOE_EFORMAT, path);
+    return status;
 }
 
-static megamoe_status open_mapped(megamoe_weights *weights) {
-    const mm_mapping *file = &weights->file;
+static megamoe_status load_hashes(megamoe_weights *weights, const mm_prepared_fields *fields) {
+    const size_t n = (size_t)weights->desc.experts * sizeof(mm_hash);
+    weights->hashes = mm_alloc(n);
+    if (!weights->hashes)
+        return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory for its hashes", weights->path);
+    MM_TRY(mm_file_read(&weights->file, fields->extents.hashes_offset, weights->hashes, n));
+    if (!hash_holds(&fields->hashes_hash, weights->hashes, n))
+        return mm_fail(MEGAMOE_ECHECK, "%s: the hash of the table of hashes does not hold",
+                       weights->path);
+    return MEGAMOE_OK;
+}
+
+static megamoe_status open_file(megamoe_weights *weights) {
+    const mm_file *file = &weights->file;
     const char *path = weights->path;
-    MM_TRY(check_kind(path, file));
     mm_prepared_header header;
-    memcpy(&header, file->data, sizeof header);
+    MM_TRY(read_header(file, &header));
     const mm_prepared_fields *fields = &header.fields;
     if (!hash_holds(&header.hash, &header, offsetof(mm_prepared_header, hash)))
         return mm_fail(MEGAMOE_ECHECK, "%s: the header's hash does not hold", path);
     MM_TRY(take_layer(weights, fields));
-    if (fields->extents.router_bytes > file->bytes)
-        return mm_fail(MEGAMOE_EFORMAT, "%s: router_bytes is %" PRIu64 "; the file has %zu bytes",
-                       path, fields->extents.router_bytes, file->bytes);
-    const mm_prepared_extents extents = mm_prepared_extents_of(
-        &weights->desc, weights->kind, weights->nvfp4, fields->extents.router_bytes);
+    const uint64_t router_bytes = fields->extents.router_bytes;
+    if (router_bytes > file->bytes || router_bytes > MM_PREPARED_ROUTER_MAX)
+        return mm_fail(MEGAMOE_EFORMAT,
+                       "%s: router_bytes is %" PRIu64 "; the file has %" PRIu64
+                       " bytes, and at most %d are read",
+                       path, router_bytes, file->bytes, MM_PREPARED_ROUTER_MAX);
+    const mm_prepared_extents extents =
+        mm_prepared_extents_of(&weights->desc, weights->kind, weights->nvfp4, router_bytes);
     MM_TRY(check_extents(path, &fields->extents, &extents, file->bytes));
     if (weights->kind->cuda) {
         weights->cuda_layout = mm_cuda_layout_of(&weights->desc, weights->nvfp4);
@@ -206,13 +232,11 @@ static megamoe_status open_mapped(megamoe_weights *weights) {
     } else {
         weights->layout = mm_cpu_layout_of(&weights->desc, weights->nvfp4);
     }
+    MM_TRY(load_hashes(weights, fields));
+    MM_TRY(load_router(weights, fields));
+    weights->blobs_offset = extents.blobs_offset;
     weights->blob_bytes = extents.blob_bytes;
-    weights->hashes = (const mm_hash *)(file->data + extents.hashes_offset);
-    weights->blobs = file->data + extents.blobs_offset;
-    if (!hash_holds(&fields->hashes_hash, weights->hashes,
-                    (size_t)weights->desc.experts * sizeof(mm_hash)))
-        return mm_fail(MEGAMOE_ECHECK, "%s: the hash of the table of hashes does not hold", path);
-    return load_router(weights, fields);
+    return mm_holds_open(weights);
 }
 
 megamoe_status megamoe_weights_open(const char *path, megamoe_weights **weights) {
@@ -223,13 +247,24 @@ megamoe_status megamoe_weights_open(const char *path, megamoe_weights **weights)
     megamoe_weights *w = mm_weights_new();
     if (!w || !(w->path = strdup(path)))
         MM_TRY_GOTO(mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", path), fail);
-    MM_TRY_GOTO(mm_mapping_open(path, &w->file), fail);
-    MM_TRY_GOTO(open_mapped(w), fail);
+    MM_TRY_GOTO(mm_file_open(path, &w->file), fail);
+    MM_TRY_GOTO(open_file(w), fail);
     *weights = w;
     return MEGAMOE_OK;
 fail:
     megamoe_weights_close(w);
     return status;
+}
+
+megamoe_status mm_weights_read_blob(const megamoe_weights *weights, int32_t expert, uint8_t *blob) {
+    return mm_file_read(&weights->file,
+                        weights->blobs_offset + (uint64_t)expert * weights->blob_bytes, blob,
+                        weights->blob_bytes);
+}
+
+megamoe_status mm_weights_map_blobs(const megamoe_weights *weights, mm_mapping *mapping) {
+    return mm_file_map(&weights->file, weights->blobs_offset,
+                       (size_t)weights->desc.experts * weights->blob_bytes, mapping);
 }
 
 megamoe_status megamoe_weights_verify(const megamoe_weights *weights, megamoe_progress progress) {
@@ -239,13 +274,17 @@ megamoe_status megamoe_weights_verify(const megamoe_weights *weights, megamoe_pr
         return mm_fail(MEGAMOE_EUNSUPPORTED,
                        "megamoe_weights_verify: weights in checkpoint form have no hashes");
     const size_t blob_bytes = weights->blob_bytes;
-    const uint64_t experts = (uint64_t)weights->desc.experts;
-    for (uint64_t i = 0; i < experts; i++) {
-        if (!hash_holds(&weights->hashes[i], weights->blobs + i * blob_bytes, blob_bytes))
-            return mm_fail(MEGAMOE_ECHECK, "%s: expert %" PRIu64 ": its hash does not hold",
+    const int32_t experts = weights->desc.experts;
+    for (int32_t i = 0; i < experts; i++) {
+        MM_TRY(mm_weights_hold(weights, i));
+        const bool holds = hash_holds(&weights->hashes[i], mm_weights_blob(weights, i), blob_bytes);
+        mm_weights_drop(weights, i);
+        if (!holds)
+            return mm_fail(MEGAMOE_ECHECK, "%s: expert %" PRId32 ": its hash does not hold",
                            weights->path, i);
         if (progress.fn)
-            progress.fn(progress.user, (i + 1) * blob_bytes, experts * blob_bytes);
+            progress.fn(progress.user, (uint64_t)(i + 1) * blob_bytes,
+                        (uint64_t)experts * blob_bytes);
     }
     return MEGAMOE_OK;
 }

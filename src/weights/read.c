@@ -8,6 +8,7 @@
 #include "num/e2m1.h"
 #include "num/e4m3.h"
 #include "weights/cuda_read.h"
+#include "weights/hold.h"
 #include "weights/object.h"
 #include "weights/tile.h"
 
@@ -197,6 +198,7 @@ megamoe_status megamoe_weights_unpack(const megamoe_weights *weights, int32_t ex
     if (!weights || !values)
         return mm_fail(MEGAMOE_EINVAL, "megamoe_weights_unpack: an argument is NULL");
     MM_TRY(mm_matrix_check_index(weights, expert, projection));
+    MM_TRY(mm_weights_hold(weights, expert));
     const double global = mm_weights_global(weights, expert, projection);
     const size_t columns = (size_t)mm_columns(&weights->desc, projection);
     for (int32_t index = 0; index < mm_rows(&weights->desc, projection); index++) {
@@ -208,5 +210,6 @@ megamoe_status megamoe_weights_unpack(const megamoe_weights *weights, int32_t ex
         const struct row row = row_of(weights, MEGAMOE_NVFP4_EXACT, expert, projection, index);
         unpack_row(&row, global, to);
     }
+    mm_weights_drop(weights, expert);
     return MEGAMOE_OK;
 }

@@ -35,19 +35,17 @@ static megamoe_status check_row(const megamoe_weights *weights, int32_t expert,
                           block, scales[block], what_is_wrong(format, scales[block]), accepted);
 }
 
-megamoe_status mm_scales_check(const megamoe_weights *weights) {
+megamoe_status mm_expert_scales_check(const megamoe_weights *weights, int32_t expert) {
     const megamoe_layer_desc *desc = &weights->desc;
-    for (int32_t expert = 0; expert < desc->experts; expert++)
-        for (int p = 0; p < MM_PROJECTIONS; p++) {
-            const megamoe_projection projection = (megamoe_projection)p;
-            const float global = mm_weights_global(weights, expert, projection);
-            if (!(global > 0.0f) || isinf(global))
-                return mm_matrix_fail(weights, MEGAMOE_EFORMAT, expert, projection, true,
-                                      "global scale %g; expected a positive finite number",
-                                      (double)global);
-            const int32_t groups = mm_columns(desc, projection) / mm_group_size(desc->format);
-            for (int32_t row = 0; row < mm_rows(desc, projection); row++)
-                MM_TRY(check_row(weights, expert, projection, row, groups));
-        }
+    for (megamoe_projection p = MEGAMOE_GATE; p <= MEGAMOE_DOWN; p++) {
+        const float global = mm_weights_global(weights, expert, p);
+        if (!(global > 0.0f) || isinf(global))
+            return mm_matrix_fail(weights, MEGAMOE_EFORMAT, expert, p, true,
+                                  "global scale %g; expected a positive finite number",
+                                  (double)global);
+        const int32_t groups = mm_columns(desc, p) / mm_group_size(desc->format);
+        for (int32_t row = 0; row < mm_rows(desc, p); row++)
+            MM_TRY(check_row(weights, expert, p, row, groups));
+    }
     return MEGAMOE_OK;
 }

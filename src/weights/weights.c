@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "num/bf16.h"
 #include "weights/cuda_read.h"
+#include "weights/hold.h"
 #include "weights/object.h"
 #include "weights/prepared.h"
 #include "weights/tile.h"
@@ -26,27 +27,18 @@ const char *megamoe_format_name(megamoe_format format) {
 }
 
 megamoe_weights *mm_weights_new(void) {
-    megamoe_weights *weights = mm_alloc(sizeof *weights);
-    if (weights)
-        atomic_init(&weights->users, 1);
-    return weights;
-}
-
-megamoe_weights *mm_weights_acquire(const megamoe_weights *weights) {
-    /* The count is the one part that a reader may change. */
-    megamoe_weights *shared = (megamoe_weights *)(uintptr_t)weights;
-    atomic_fetch_add_explicit(&shared->users, 1, memory_order_relaxed);
-    return shared;
+    return mm_alloc(sizeof(megamoe_weights));
 }
 
 void megamoe_weights_close(megamoe_weights *weights) {
-    /* Release and acquire: whoever frees has seen all that the other users did. */
-    if (!weights || atomic_fetch_sub_explicit(&weights->users, 1, memory_order_acq_rel) > 1)
+    if (!weights)
         return;
     if (weights->owner.release)
         weights->owner.release(weights->owner.owner);
     megamoe_router_close(weights->router);
-    mm_mapping_close(&weights->file);
+    mm_holds_close(weights);
+    free(weights->hashes);
+    mm_file_close(&weights->file);
     free(weights->path);
     free(weights->matrices);
     free(weights);
@@ -114,7 +106,8 @@ static megamoe_status check_matrix(const megamoe_weights *weights, int32_t exper
     const size_t rows = (size_t)mm_rows(desc, projection);
     const size_t codes = (size_t)mm_columns(desc, projection) / 2;
     const size_t scales = 2 * codes / (size_t)mm_group_size(desc->format);
-    if (!matrix->codes || !matrix->scales)
+    const bool held = weights->owner.read != NULL; /* while it is, there are pointers */
+    if (!held && (!matrix->codes || !matrix->scales))
         return mm_matrix_fail(weights, MEGAMOE_EINVAL, expert, projection, !matrix->scales,
                               "the pointer is NULL");
     if (!strided_rows_fit(rows, codes, matrix->codes_stride))
@@ -124,11 +117,11 @@ static megamoe_status check_matrix(const megamoe_weights *weights, int32_t exper
         return mm_matrix_fail(weights, MEGAMOE_EINVAL, expert, projection, true,
                               "scales_stride %zu; a row has %zu bytes", matrix->scales_stride,
                               scales);
-    if (desc->has_bias != (matrix->bias != NULL))
+    if (!held && desc->has_bias != (matrix->bias != NULL))
         return mm_matrix_fail(weights, MEGAMOE_EINVAL, expert, projection, false,
                               desc->has_bias ? "no bias, but the layer has biases"
                                              : "a bias, but has_bias is false");
-    if (!matrix->bias)
+    if (!desc->has_bias)
         return MEGAMOE_OK;
     if (matrix->bias_dtype != MEGAMOE_DTYPE_BF16 && matrix->bias_dtype != MEGAMOE_DTYPE_F32)
         return mm_matrix_fail(weights, MEGAMOE_EINVAL, expert, projection, false,
@@ -161,6 +154,8 @@ static megamoe_status fill(megamoe_weights *weights, const megamoe_layer_desc *d
         MM_TRY(check_matrix(weights, (int32_t)(i / MM_PROJECTIONS),
                             (megamoe_projection)(i % MM_PROJECTIONS)));
     }
+    if (weights->owner.read)
+        MM_TRY(mm_holds_open(weights));
     return mm_scales_check(weights);
 }
 
@@ -216,6 +211,7 @@ megamoe_status megamoe_weights_matrix(const megamoe_weights *weights, int32_t ex
     if (!weights->matrices)
         return mm_fail(MEGAMOE_EUNSUPPORTED,
                        "%s: prepared weights have no matrices in checkpoint form", weights->path);
+    MM_TRY(mm_weights_keep(weights, expert));
     *matrix = *mm_matrix_of(weights, expert, projection);
     return MEGAMOE_OK;
 }
@@ -239,7 +235,7 @@ megamoe_nvfp4_mode megamoe_weights_nvfp4(const megamoe_weights *weights) {
 }
 
 const uint8_t *mm_weights_blob(const megamoe_weights *weights, int32_t expert) {
-    return weights->matrices ? NULL : weights->blobs + (size_t)expert * weights->blob_bytes;
+    return weights->matrices ? NULL : mm_held_bytes(weights, expert);
 }
 
 const mm_cuda_layout *mm_weights_cuda_layout(const megamoe_weights *weights) {

@@ -12,14 +12,29 @@
 typedef void (*mm_matrix_name_fn)(const void *owner, int32_t expert, megamoe_projection projection,
                                   bool scales, char *text, size_t text_bytes);
 
+/* A byte of a file; the owner of the matrices numbers its files. */
+typedef struct mm_place {
+    size_t file;
+    uint64_t offset;
+} mm_place;
+
+/* Where the first rows of a matrix and its bias begin. */
+typedef struct mm_matrix_places {
+    mm_place codes, scales, bias;
+} mm_matrix_places;
+
 /*
- * Where matrices of a checkpoint live. `release` is called once, when the last user of the weights
- * is closed; both functions may be NULL.
+ * Where matrices of a checkpoint live. `release` is called once, when the weights are
+ * closed; it and `name` may be NULL. With `places` and `read` the matrices are given without
+ * pointers, which they get while their expert is held (hold.h).
  */
 typedef struct mm_matrix_owner {
     void *owner;
     void (*release)(void *owner);
     mm_matrix_name_fn name;
+    void (*places)(const void *owner, int32_t expert, megamoe_projection projection,
+                   mm_matrix_places *places);
+    megamoe_status (*read)(const void *owner, mm_place from, void *to, size_t bytes);
 } mm_matrix_owner;
 
 /*
@@ -32,10 +47,6 @@ MEGAMOE_CHECKED megamoe_status mm_weights_create(const megamoe_layer_desc *desc,
 /* Geometry and options of a layer. A failure has `status` and begins with `where`. */
 MEGAMOE_CHECKED megamoe_status mm_desc_check(const megamoe_layer_desc *desc, megamoe_status status,
                                              const char *where);
-
-/* Weights are shared by layers: every acquire is paired with a megamoe_weights_close of what it
- * returns. */
-megamoe_weights *mm_weights_acquire(const megamoe_weights *weights);
 
 /* The mode that prepared weights have, else `wanted`. */
 megamoe_nvfp4_mode mm_weights_nvfp4_mode(const megamoe_weights *weights, megamoe_nvfp4_mode wanted);

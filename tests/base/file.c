@@ -39,37 +39,75 @@ static void check_content(const char *path, const char *expected) {
     free(data);
 }
 
-T_CASE(a_mapping_holds_the_file) {
-    const char *path = t_path("mapped");
+T_CASE(a_file_is_read_and_mapped) {
+    const char *path = t_path("read");
+    char bytes[8192 + 5];
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (char)(i * 31 >> 3);
+    t_write_file(path, bytes, sizeof bytes);
+    mm_file file;
+    T_OK(mm_file_open(path, &file));
+    T_EQ_INT((int64_t)file.bytes, sizeof bytes);
+    char part[97];
+    T_OK(mm_file_read(&file, 8100, part, sizeof part));
+    T_EQ_MEM(part, bytes + 8100, sizeof part);
+    T_OK(mm_file_read(&file, sizeof bytes, part, 0));
+    mm_mapping mapping;
+    T_OK(mm_file_map(&file, 4096, 4096 + 5, &mapping));
+    mm_file_close(&file);
+    T_CHECK(file.path == NULL);
+    mm_file_close(&file);
+    T_EQ_MEM(mapping.data, bytes + 4096, mapping.bytes);
+    mm_mapping_close(&mapping);
+    T_CHECK(mapping.data == NULL);
+    mm_mapping_close(&mapping);
+}
+
+T_CASE(a_whole_file_is_read) {
+    const char *path = t_path("whole");
+    char *text;
+    size_t bytes;
     t_write_file(path, "hello", 5);
-    mm_mapping mapping;
-    T_OK(mm_mapping_open(path, &mapping));
-    T_EQ_INT(mapping.bytes, 5);
-    T_EQ_MEM(mapping.data, "hello", 5);
-    mm_mapping_close(&mapping);
-    T_CHECK(mapping.data == NULL);
-    mm_mapping_close(&mapping);
-}
-
-T_CASE(an_empty_file_maps_to_nothing) {
-    const char *path = t_path("empty");
+    T_OK(mm_file_read_all(path, 5, &text, &bytes));
+    T_EQ_INT((int64_t)bytes, 5);
+    T_EQ_STR(text, "hello");
+    free(text);
+    T_STATUS(mm_file_read_all(path, 4, &text, &bytes), MEGAMOE_EFORMAT);
+    T_CONTAINS(megamoe_last_error(), "at most 4");
     t_write_file(path, "", 0);
-    mm_mapping mapping = {(const uint8_t *)"x", 1};
-    T_OK(mm_mapping_open(path, &mapping));
-    T_EQ_INT(mapping.bytes, 0);
-    T_CHECK(mapping.data == NULL);
-    mm_mapping_close(&mapping);
+    T_OK(mm_file_read_all(path, 5, &text, &bytes));
+    T_EQ_STR(text, "");
+    free(text);
 }
 
-T_CASE(what_cannot_be_mapped_is_named) {
-    mm_mapping mapping;
+T_CASE(a_file_that_shrinks_is_an_error) {
+    const char *path = t_path("shrinks");
+    char bytes[5000] = {0};
+    t_write_file(path, bytes, sizeof bytes);
+    mm_file file;
+    T_OK(mm_file_open(path, &file));
+    T_REQUIRE(truncate(path, 3000) == 0);
+    T_OK(mm_file_read(&file, 0, bytes, 3000));
+    T_STATUS(mm_file_read(&file, 1000, bytes, 4000), MEGAMOE_EIO);
+    T_CONTAINS(megamoe_last_error(), path);
+    T_CONTAINS(megamoe_last_error(), "ends at byte 3000, 2000 bytes too early");
+    T_CONTAINS(megamoe_last_error(), "it had 5000 bytes");
+    mm_file_close(&file);
+}
+
+T_CASE(what_cannot_be_read_is_named) {
+    mm_file file;
     const char *missing = t_path("missing");
-    T_STATUS(mm_mapping_open(missing, &mapping), MEGAMOE_ENOTFOUND);
+    T_STATUS(mm_file_open(missing, &file), MEGAMOE_ENOTFOUND);
     T_CONTAINS(megamoe_last_error(), missing);
-    T_STATUS(mm_mapping_open(t_path(""), &mapping), MEGAMOE_EIO);
+    T_STATUS(mm_file_open(t_path(""), &file), MEGAMOE_EIO);
     T_CONTAINS(megamoe_last_error(), t_path(""));
-    T_CHECK(mapping.data == NULL);
-    T_STATUS(mm_mapping_open("/dev/null", &mapping), MEGAMOE_EIO);
+    T_CHECK(file.path == NULL);
+    T_STATUS(mm_file_open("/dev/null", &file), MEGAMOE_EIO);
+    T_CONTAINS(megamoe_last_error(), "regular file");
+    const char *fifo = t_path("fifo");
+    T_REQUIRE(mkfifo(fifo, 0600) == 0);
+    T_STATUS(mm_file_open(fifo, &file), MEGAMOE_EIO); /* and does not wait for a writer */
     T_CONTAINS(megamoe_last_error(), "regular file");
 }
 

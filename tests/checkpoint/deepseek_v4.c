@@ -44,7 +44,7 @@ T_CASE(values_and_geometry_come_from_the_tensors_alone) {
     megamoe_weights *weights = NULL;
     T_EQ_INT(megamoe_checkpoint_layer(checkpoint, 0), 7);
     T_OK(megamoe_checkpoint_weights(checkpoint, 7, &weights));
-    /* The weights keep the file mapped by themselves. */
+    /* The weights keep the file open by themselves. */
     megamoe_checkpoint_close(checkpoint);
     unlink(t_path("model/model.safetensors"));
     megamoe_layer_desc desc = MEGAMOE_INIT(megamoe_layer_desc);

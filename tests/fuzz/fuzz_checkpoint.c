@@ -45,6 +45,15 @@ static void place(const char *name, const uint8_t *data, size_t size) {
     close(fd);
 }
 
+static void read_all(const megamoe_weights *weights) {
+    static megamoe_weights_report report;
+    report.struct_size = sizeof report;
+    megamoe_matrix matrix;
+    if (megamoe_weights_analyze(weights, 1, (megamoe_progress){0}, &report) != MEGAMOE_OK ||
+        megamoe_weights_matrix(weights, 0, MEGAMOE_DOWN, &matrix) != MEGAMOE_OK || !matrix.codes)
+        abort();
+}
+
 static void use(const megamoe_checkpoint *checkpoint) {
     megamoe_checkpoint_info info = MEGAMOE_INIT(megamoe_checkpoint_info);
     if (megamoe_checkpoint_describe(checkpoint, &info) != MEGAMOE_OK)
@@ -56,6 +65,8 @@ static void use(const megamoe_checkpoint *checkpoint) {
         const megamoe_status status = megamoe_checkpoint_weights(checkpoint, layer, &weights);
         if ((status == MEGAMOE_OK) != (weights != NULL))
             abort();
+        if (weights)
+            read_all(weights);
         if (megamoe_checkpoint_router(checkpoint, layer, &router) == MEGAMOE_OK)
             megamoe_router_close(router);
         megamoe_weights_close(weights);

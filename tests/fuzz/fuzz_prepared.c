@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "weights/hold.h"
 #include "weights/prepared.h"
 #include "weights/weights.h"
 
@@ -68,9 +69,12 @@ static void read_weights(const megamoe_weights *weights, const megamoe_layer_des
         int exponent;
         if (megamoe_weights_unpack(weights, i / 3, projection, values) != MEGAMOE_OK)
             abort();
+        if (mm_weights_hold(weights, i / 3) != MEGAMOE_OK)
+            abort();
         mm_weights_row(weights, MEGAMOE_NVFP4_EXACT, i / 3, projection,
                        mm_rows(desc, projection) - 1, high, low, &exponent);
         (void)mm_weights_bias(weights, i / 3, projection, 0);
+        mm_weights_drop(weights, i / 3);
     }
     free(values);
     free(high);

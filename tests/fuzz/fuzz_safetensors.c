@@ -12,7 +12,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         uint64_t total = 0;
         for (size_t i = 0; i < file.n; i++) {
             const mm_tensor *tensor = &file.tensors[i];
-            if (tensor->data < data || tensor->bytes > size - (size_t)(tensor->data - data))
+            if (tensor->offset > size || tensor->bytes > size - tensor->offset)
                 abort();
             total += tensor->bytes;
         }

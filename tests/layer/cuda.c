@@ -33,8 +33,8 @@ static void check_experts(const megamoe_layer *layer, const megamoe_weights *wei
     for (int32_t e = 0; e < placement->local; e++) {
         mm_inexact inexact = {0};
         memset(blob, 0, layout->blob_bytes);
-        mm_cuda_pack(weights, layout, placement->logical_of[placement->first + e], blob, round,
-                     &inexact);
+        T_OK(mm_cuda_pack(weights, layout, placement->logical_of[placement->first + e], blob, round,
+                          &inexact));
         T_EQ_INT(inexact.groups, 0);
         T_EQ_MEM(blobs + (size_t)e * layout->blob_bytes, blob, layout->blob_bytes);
     }

@@ -217,7 +217,7 @@ T_CASE(packed_bytes) {
             T_REQUIRE(blob);
             memset(blob, 0, layout.blob_bytes);
             mm_inexact inexact = {0};
-            mm_cuda_pack(weights, &layout, expert, blob, false, &inexact);
+            T_OK(mm_cuda_pack(weights, &layout, expert, blob, false, &inexact));
             T_EQ_INT((int64_t)inexact.groups, 0);
             for (int p = 0; p < 3; p++) {
                 float global;

@@ -32,7 +32,7 @@ static packed pack(const test_layer *layer, megamoe_nvfp4_mode mode, bool round_
     (void)mm_cuda_decode_table(p.layout.format, p.table);
     p.blob = calloc(1, p.layout.blob_bytes);
     T_REQUIRE(p.blob);
-    mm_cuda_pack(weights, &p.layout, 0, p.blob, round_outside, &p.inexact);
+    T_OK(mm_cuda_pack(weights, &p.layout, 0, p.blob, round_outside, &p.inexact));
     megamoe_weights_close(weights);
     return p;
 }

@@ -6,6 +6,7 @@
 
 #include "layer.h"
 #include "num/e4m3.h"
+#include "weights/hold.h"
 #include "weights/rows.h"
 #include "weights/weights.h"
 
@@ -156,12 +157,14 @@ static void check_row(const megamoe_weights *weights, megamoe_nvfp4_mode mode,
                       int32_t row, float *high, float *low) {
     const bool nvfp4 = layer->desc.format == MEGAMOE_FORMAT_NVFP4;
     const bool folded = nvfp4 && mode == MEGAMOE_NVFP4_FOLDED;
+    T_OK(mm_weights_hold(weights, expert));
     const double global = mm_weights_global(weights, expert, projection);
     T_EQ_F64(global, nvfp4 ? layer_matrix(layer, expert, projection)->global_scale : 1.0);
     T_EQ_F64(mm_weights_bias(weights, expert, projection, row),
              layer_bias(layer, expert, projection, row));
     int exponent;
     mm_weights_row(weights, mode, expert, projection, row, high, low, &exponent);
+    mm_weights_drop(weights, expert);
     T_EQ_INT(exponent, brute_row_exponent(layer, mode, expert, projection, row));
     for (int32_t k = 0; k < layer_columns(layer, projection); k++) {
         const unsigned code = layer_code(layer, expert, projection, row, k);

@@ -2,12 +2,14 @@
 /* The prepared file: what comes back, and what a damaged or hostile one does. */
 #define _GNU_SOURCE
 #include "weights/prepared.h"
+#include "weights/hold.h"
 
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "layer.h"
 #include "weights/weights.h"
@@ -125,10 +127,13 @@ static void check_round_trip(const layer_shape *shape, const char *device, megam
     T_OK(megamoe_weights_describe(weights, &desc));
     check_desc(&desc, &layer.desc);
     check_unpacked(weights, &layer, mode == MEGAMOE_NVFP4_FOLDED ? folded_value : layer_value);
-    for (int32_t i = 0; i < 3 * desc.experts; i++)
+    for (int32_t i = 0; i < 3 * desc.experts; i++) {
+        T_OK(mm_weights_hold(weights, i / 3));
         for (int32_t row = 0; row < layer_rows(&layer, (megamoe_projection)(i % 3)); row++)
             T_EQ_F64(mm_weights_bias(weights, i / 3, (megamoe_projection)(i % 3), row),
                      layer_bias(&layer, i / 3, (megamoe_projection)(i % 3), row));
+        mm_weights_drop(weights, i / 3);
+    }
     megamoe_matrix matrix;
     T_STATUS(megamoe_weights_matrix(weights, 0, MEGAMOE_GATE, &matrix), MEGAMOE_EUNSUPPORTED);
     T_STATUS(megamoe_weights_prepare(weights, NULL, NULL, t_path("again")), MEGAMOE_EUNSUPPORTED);
@@ -332,12 +337,14 @@ static void read_all(const megamoe_weights *weights) {
         const megamoe_projection projection = (megamoe_projection)(i % 3);
         int exponent;
         T_OK(megamoe_weights_unpack(weights, i / 3, projection, values));
+        T_OK(mm_weights_hold(weights, i / 3));
         for (int32_t row = 0; row < mm_rows(&desc, projection); row++) {
             mm_weights_row(weights, MEGAMOE_NVFP4_EXACT, i / 3, projection, row, high, low,
                            &exponent);
             (void)mm_weights_bias(weights, i / 3, projection, row);
         }
         (void)mm_weights_global(weights, i / 3, projection);
+        mm_weights_drop(weights, i / 3);
     }
     free(values);
     free(high);
@@ -490,6 +497,29 @@ T_CASE(hostile_router) {
         memcpy(router + i, kept, 4);
     }
     free(data);
+}
+
+T_CASE(a_file_that_is_cut_while_it_is_open) {
+    t_random random = t_random_start(47);
+    test_layer layer = layer_random(&small_mxfp4, &random);
+    const char *path = t_path("cut");
+    prepare(&layer, NULL, "cpu", MEGAMOE_NVFP4_EXACT, 1, path);
+    megamoe_weights *weights;
+    T_OK(megamoe_weights_open(path, &weights));
+    struct stat st;
+    T_REQUIRE(stat(path, &st) == 0 && truncate(path, st.st_size - 1) == 0);
+    double *values =
+        malloc(sizeof *values * (size_t)layer.desc.hidden * (size_t)layer.desc.intermediate);
+    T_REQUIRE(values);
+    const int32_t last = layer.desc.experts - 1;
+    T_OK(megamoe_weights_unpack(weights, last - 1, MEGAMOE_GATE, values));
+    T_STATUS(megamoe_weights_unpack(weights, last, MEGAMOE_GATE, values), MEGAMOE_EIO);
+    T_CONTAINS(megamoe_last_error(), path);
+    T_STATUS(megamoe_weights_verify(weights, (megamoe_progress){0}), MEGAMOE_EIO);
+    T_CONTAINS(megamoe_last_error(), "too early");
+    free(values);
+    megamoe_weights_close(weights);
+    layer_free(&layer);
 }
 
 T_CASE(prepare_refusals) {

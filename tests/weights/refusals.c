@@ -39,7 +39,8 @@ static void check_refused(const test_layer *layer, megamoe_status status, const 
     T_CONTAINS(megamoe_last_error(), part);
     struct owner owner = {0};
     T_STATUS(mm_weights_create(&layer->desc, layer->matrices,
-                               (mm_matrix_owner){&owner, release, name}, &weights),
+                               (mm_matrix_owner){.owner = &owner, .release = release, .name = name},
+                               &weights),
              status);
     T_CHECK(weights == NULL);
     T_EQ_INT(owner.released, 1);
@@ -188,7 +189,8 @@ T_CASE(ownership) {
     test_layer layer = layer_random(&mxfp4_shape, &random);
     struct owner owner = {0};
     megamoe_weights *weights;
-    T_OK(mm_weights_create(&layer.desc, layer.matrices, (mm_matrix_owner){&owner, release, name},
+    T_OK(mm_weights_create(&layer.desc, layer.matrices,
+                           (mm_matrix_owner){.owner = &owner, .release = release, .name = name},
                            &weights));
     megamoe_matrix matrix;
     T_OK(megamoe_weights_matrix(weights, 3, MEGAMOE_DOWN, &matrix));
@@ -198,8 +200,6 @@ T_CASE(ownership) {
     T_STATUS(megamoe_weights_matrix(weights, 0, (megamoe_projection)3, &matrix), MEGAMOE_EINVAL);
     T_CHECK(!megamoe_weights_prepared(weights));
     T_CHECK(megamoe_weights_router(weights) == NULL);
-    T_CHECK(mm_weights_acquire(weights) == weights);
-    megamoe_weights_close(weights);
     T_EQ_INT(owner.released, 0);
     megamoe_weights_close(weights);
     T_EQ_INT(owner.released, 1);

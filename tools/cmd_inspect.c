@@ -96,7 +96,7 @@ static void print_shape(const source *s) {
     report_line("layer", "%d: %s, hidden %d, intermediate %d, %d experts, top-%d", d->layer,
                 megamoe_format_name(d->format), d->hidden, d->intermediate, d->experts, d->topk);
     const megamoe_activation *a = &d->activation;
-    if (a->offset != 0 || a->alpha != 1)
+    if (a->offset != 0 || (a->alpha != 0 && a->alpha != 1))
         report_line("activation", "alpha %g, offset %g, limit %g", (double)a->alpha,
                     (double)a->offset, (double)a->limit);
     else if (a->limit > 0)

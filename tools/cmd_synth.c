@@ -375,7 +375,7 @@ static int write_out(checkpoint *c, const char *out) {
     while (length > 1 && out[length - 1] == '/')
         length--;
     char *temporary = NULL;
-    if (asprintf(&temporary, "%.*s.XXXXXX", (int)length, out) < 0)
+    if (asprintf(&temporary, "%.*s.tmp-XXXXXX", (int)length, out) < 0)
         return report_error("out of memory");
     int code = EXIT_BAD_INPUT;
     if (!may_replace(out)) {

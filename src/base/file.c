@@ -107,31 +107,50 @@ void mm_mapping_close(mm_mapping *mapping) {
     *mapping = (mm_mapping){0};
 }
 
+/* The directory that a file is in; -1 with errno. */
+static int open_directory_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    const size_t bytes = slash == path ? 1 : slash ? (size_t)(slash - path) : 0;
+    char *directory = slash ? strndup(path, bytes) : strdup(".");
+    if (!directory)
+        return -1;
+    const int fd = open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    const int error = errno;
+    free(directory);
+    errno = error;
+    return fd;
+}
+
+static megamoe_status create_temporary(mm_output *output) {
+    const char *path = output->path;
+    output->directory = open_directory_of(path);
+    if (output->directory < 0)
+        return mm_fail(errno == ENOMEM ? MEGAMOE_ENOMEM : MEGAMOE_EIO,
+                       "%s: cannot open its directory: %s", path, strerror(errno));
+    output->fd = mkostemp(output->temporary, O_CLOEXEC);
+    if (output->fd < 0)
+        return mm_fail(MEGAMOE_EIO, "%s: cannot create: %s", path, strerror(errno));
+    const mode_t mask = umask(0);
+    umask(mask);
+    if (fchmod(output->fd, 0666 & ~mask) != 0)
+        return mm_fail(MEGAMOE_EIO, "%s: cannot set permissions: %s", path, strerror(errno));
+    return MEGAMOE_OK;
+}
+
 megamoe_status mm_output_open(const char *path, mm_output *output) {
-    *output = (mm_output){.fd = -1};
+    *output = (mm_output){.fd = -1, .directory = -1};
     struct stat st;
     if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
         return mm_fail(MEGAMOE_EIO, "%s: exists and is not a regular file", path);
     output->path = strdup(path);
-    if (!output->path || asprintf(&output->temporary, "%s.XXXXXX", path) < 0) {
+    if (asprintf(&output->temporary, "%s.tmp-XXXXXX", path) < 0)
         output->temporary = NULL;
+    const megamoe_status status = output->path && output->temporary
+                                      ? create_temporary(output)
+                                      : mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", path);
+    if (status != MEGAMOE_OK)
         mm_output_discard(output);
-        return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", path);
-    }
-    output->fd = mkostemp(output->temporary, O_CLOEXEC);
-    if (output->fd < 0) {
-        const int error = errno;
-        mm_output_discard(output);
-        return mm_fail(MEGAMOE_EIO, "%s: cannot create: %s", path, strerror(error));
-    }
-    const mode_t mask = umask(0);
-    umask(mask);
-    if (fchmod(output->fd, 0666 & ~mask) != 0) {
-        const int error = errno;
-        mm_output_discard(output);
-        return mm_fail(MEGAMOE_EIO, "%s: cannot set permissions: %s", path, strerror(error));
-    }
-    return MEGAMOE_OK;
+    return status;
 }
 
 megamoe_status mm_output_write(const mm_output *output, uint64_t offset, const void *data,
@@ -151,24 +170,6 @@ megamoe_status mm_output_write(const mm_output *output, uint64_t offset, const v
     return MEGAMOE_OK;
 }
 
-static int sync_directory_of(const char *path) {
-    char *copy = strdup(path);
-    if (!copy)
-        return -1;
-    char *slash = strrchr(copy, '/');
-    if (slash == copy)
-        slash[1] = 0;
-    else if (slash)
-        *slash = 0;
-    const int fd = open(slash ? copy : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    free(copy);
-    if (fd < 0)
-        return -1;
-    const int result = fsync(fd);
-    close(fd);
-    return result;
-}
-
 megamoe_status mm_output_commit(mm_output *output) {
     int failed = fsync(output->fd);
     if (!failed)
@@ -182,9 +183,8 @@ megamoe_status mm_output_commit(mm_output *output) {
     close(output->fd);
     output->fd = -1;
     /* The file is whole under its name; only its survival of a power loss depends on this. */
-    const int unsynced = sync_directory_of(output->path);
     megamoe_status status = MEGAMOE_OK;
-    if (unsynced)
+    if (fsync(output->directory) != 0)
         status = mm_fail(MEGAMOE_EIO, "%s: cannot sync its directory: %s", output->path,
                          strerror(errno));
     mm_output_discard(output);
@@ -196,7 +196,9 @@ void mm_output_discard(mm_output *output) {
         close(output->fd);
         unlink(output->temporary);
     }
+    if (output->path && output->directory >= 0)
+        close(output->directory);
     free(output->path);
     free(output->temporary);
-    *output = (mm_output){.fd = -1};
+    *output = (mm_output){.fd = -1, .directory = -1};
 }

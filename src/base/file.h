@@ -48,12 +48,14 @@ MEGAMOE_CHECKED megamoe_status mm_file_map(const mm_file *file, uint64_t offset,
 void mm_mapping_close(mm_mapping *mapping);
 
 /*
- * A file that appears under its name only when it is complete: written to a temporary name in the
- * same directory, then fsync, rename, fsync of the directory. Errors name `path`.
+ * A file that appears under its name only when it is complete: written to a temporary name,
+ * FILE.tmp-XXXXXX, in the same directory, then fsync, rename, fsync of the directory. Errors name
+ * `path`.
  */
 typedef struct mm_output {
     int fd; /* -1: closed */
-    char *path;
+    int directory;
+    char *path; /* NULL: all is closed */
     char *temporary;
 } mm_output;
 
@@ -61,7 +63,10 @@ MEGAMOE_CHECKED megamoe_status mm_output_open(const char *path, mm_output *outpu
 /* Any offset, in any order, from several threads at once. */
 MEGAMOE_CHECKED megamoe_status mm_output_write(const mm_output *output, uint64_t offset,
                                                const void *data, size_t bytes);
-/* Closes in every case; on failure nothing is left under either name. */
+/*
+ * Closes in every case; on failure nothing is left under either name, unless it was the directory
+ * that could not be synced.
+ */
 MEGAMOE_CHECKED megamoe_status mm_output_commit(mm_output *output);
 /* Drops an output that is not committed; does nothing after a commit. */
 void mm_output_discard(mm_output *output);

@@ -10,29 +10,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
-#include "base/file.h"
-
-enum { LARGEST = 100000000 };
-
-megamoe_status mm_json_read(const char *path, json_t **value) {
-    *value = NULL;
-    char *text;
-    size_t bytes;
-    MM_TRY(mm_file_read_all(path, LARGEST, &text, &bytes));
-    json_error_t error;
-    json_t *read = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    free(text);
-    if (!read && json_error_code(&error) == json_error_out_of_memory)
-        return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", path);
-    if (!read)
-        return mm_fail(MEGAMOE_EFORMAT, "%s: line %d: %s", path, error.line, error.text);
-    if (!json_is_object(read)) {
-        json_decref(read);
-        return mm_fail(MEGAMOE_EFORMAT, "%s: must hold one JSON object", path);
-    }
-    *value = read;
-    return MEGAMOE_OK;
-}
+#include "checkpoint/json.h"
 
 /* Leaves both NULL if there is no such file. */
 static megamoe_status read_if_there(const char *directory, const char *name, char **path,

@@ -45,11 +45,4 @@ const json_t *mm_config_quantization(const mm_config *config, const char *key);
 /* A key of hf_quant_config.json's "quantization"; NULL if absent or null. Borrowed. */
 const json_t *mm_config_hf_quantization(const mm_config *config, const char *key);
 
-/*
- * Reads a JSON file into *value, which must be an object; duplicate keys are refused, and more
- * than 100,000,000 bytes.
- * Owns: the caller calls json_decref(*value). MEGAMOE_ENOTFOUND if there is no such file.
- */
-MEGAMOE_CHECKED megamoe_status mm_json_read(const char *path, json_t **value);
-
 #endif

@@ -2,7 +2,8 @@
 #include "checkpoint/config_groups.h"
 
 #include <inttypes.h>
-#include <regex.h>
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +11,7 @@
 #include "checkpoint/declared.h"
 #include "checkpoint/names.h"
 
-enum { PATTERN_TEXT = 512 };
+enum { PATTERN_LONGEST = 512, MATCH_LIMIT = 100000 };
 
 static const char pattern_mark[] = "re:";
 static const char class_of_projections[] = "Linear";
@@ -38,89 +39,69 @@ static void module_names_of(const mm_layer *layer, megamoe_projection projection
     }
 }
 
-/*
- * One piece of a Python pattern outside of [], as POSIX spells it. False where POSIX has no such
- * thing or where it could make the compiled pattern large. *from moves to the last character.
- */
-static bool translate_piece(const char **from, char piece[16]) {
-    const char *at = *from;
-    if (*at == '{')
-        return false;
-    if (at[0] == '(' && at[1] == '?') {
-        *from += 2; /* (?: only groups */
-        snprintf(piece, 16, "(");
-        return at[2] == ':';
+/* What pcre2_match says; a pattern of a checkpoint may be meant to try forever. */
+static int match_names(const pcre2_code *code, const module_names *names) {
+    int error = PCRE2_ERROR_NOMEMORY;
+    pcre2_match_data *data = pcre2_match_data_create(1, NULL);
+    pcre2_match_context *limits = pcre2_match_context_create(NULL);
+    if (data && limits) {
+        pcre2_set_match_limit(limits, MATCH_LIMIT);
+        error = PCRE2_ERROR_NOMATCH;
     }
-    if (*at != '\\') {
-        snprintf(piece, 16, "%c", *at);
-        return true;
-    }
-    ++*from;
-    if (at[1] == 'd' || at[1] == 'w') {
-        snprintf(piece, 16, "%s", at[1] == 'd' ? "[0-9]" : "[[:alnum:]_]");
-        return true;
-    }
-    snprintf(piece, 16, "\\%c", at[1]);
-    return at[1] && strchr(".^$*+?()[]{}|\\", at[1]);
+    for (int i = 0; i < names->n && error == PCRE2_ERROR_NOMATCH; i++)
+        error = pcre2_match(code, (PCRE2_SPTR)names->text[i], strlen(names->text[i]), 0, 0, data,
+                            limits);
+    pcre2_match_context_free(limits);
+    pcre2_match_data_free(data);
+    return error;
 }
 
-/* A Python pattern that re.match() would try. False if it cannot be had in POSIX. */
-static bool translate(const char *from, char to[PATTERN_TEXT]) {
-    size_t n = (size_t)snprintf(to, PATTERN_TEXT, "^(");
-    const char *set = NULL; /* the [ of the set that `from` stands in */
-    for (; *from; from++) {
-        char piece[16] = {*from};
-        if (!set && !translate_piece(&from, piece))
-            return false;
-        if (set && (*from == '\\' || *from == '['))
-            return false;
-        const bool opens = !set && piece[0] == '[' && piece[1] == 0;
-        const bool first = set && (from == set + 1 || (from == set + 2 && set[1] == '^'));
-        if (opens)
-            set = from;
-        else if (set && *from == ']' && !first)
-            set = NULL;
-        n += (size_t)snprintf(to + n, PATTERN_TEXT - n, "%s", piece);
-        if (n + 2 > PATTERN_TEXT)
-            return false;
+/* Tries a pattern on the names as re.match() does; *readable: unless that cannot be done. */
+static megamoe_status try_pattern(const char *pattern, const module_names *names, bool *matches,
+                                  bool *readable) {
+    int error = 0;
+    size_t at;
+    pcre2_code *code = NULL;
+    *matches = *readable = false;
+    if (strlen(pattern) <= PATTERN_LONGEST)
+        code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_ANCHORED, &error,
+                             &at, NULL);
+    if (code) {
+        error = match_names(code, names);
+        *matches = error >= 0;
+        *readable = error >= 0 || error == PCRE2_ERROR_NOMATCH;
+        pcre2_code_free(code);
     }
-    snprintf(to + n, PATTERN_TEXT - n, ")");
-    return true;
+    return error == PCRE2_ERROR_NOMEMORY || error == PCRE2_ERROR_HEAP_FAILED
+               ? mm_fail(MEGAMOE_ENOMEM, "out of memory for the pattern \"%s\"", pattern)
+               : MEGAMOE_OK;
 }
 
 /* Whether a target is one of the names or matches one. *readable: unless it could not be tried. */
-static bool target_matches(const char *target, const module_names *names, bool *readable) {
+static megamoe_status target_matches(const char *target, const module_names *names, bool *matches,
+                                     bool *readable) {
     *readable = true;
-    if (strncmp(target, pattern_mark, sizeof pattern_mark - 1) != 0) {
-        bool same = strcmp(target, class_of_projections) == 0;
-        for (int i = 0; i < names->n && !same; i++)
-            same = strcmp(target, names->text[i]) == 0;
-        return same;
-    }
-    char pattern[PATTERN_TEXT];
-    regex_t compiled;
-    *readable = translate(target + sizeof pattern_mark - 1, pattern) &&
-                regcomp(&compiled, pattern, REG_EXTENDED | REG_NOSUB) == 0;
-    if (!*readable)
-        return false;
-    bool found = false;
-    for (int i = 0; i < names->n && !found; i++)
-        found = regexec(&compiled, names->text[i], 0, NULL, 0) == 0;
-    regfree(&compiled);
-    return found;
+    if (strncmp(target, pattern_mark, sizeof pattern_mark - 1) == 0)
+        return try_pattern(target + sizeof pattern_mark - 1, names, matches, readable);
+    *matches = strcmp(target, class_of_projections) == 0;
+    for (int i = 0; i < names->n && !*matches; i++)
+        *matches = strcmp(target, names->text[i]) == 0;
+    return MEGAMOE_OK;
 }
 
 /* Whether a list of targets matches. *unread becomes a target that could not be tried. */
-static bool list_matches(const json_t *targets, const module_names *names, const char **unread) {
-    for (size_t i = 0; i < json_array_size(targets); i++) {
+static megamoe_status list_matches(const json_t *targets, const module_names *names, bool *matches,
+                                   const char **unread) {
+    *matches = false;
+    for (size_t i = 0; i < json_array_size(targets) && !*matches; i++) {
         const char *target = json_string_value(json_array_get(targets, i));
         bool readable = true;
-        if (target && target_matches(target, names, &readable))
-            return true;
+        if (target)
+            MM_TRY(target_matches(target, names, matches, &readable));
         if (!readable)
             *unread = target;
     }
-    return false;
+    return MEGAMOE_OK;
 }
 
 /* The format of a group, or of the whole where it is silent. NULL: no word of it. */
@@ -161,7 +142,9 @@ static megamoe_status check_module(const megamoe_checkpoint *checkpoint, const m
     const char *key;
     json_t *group;
     json_object_foreach(groups, key, group) {
-        if (!list_matches(json_object_get(group, "targets"), names, &unread))
+        bool targeted;
+        MM_TRY(list_matches(json_object_get(group, "targets"), names, &targeted, &unread));
+        if (!targeted)
             continue;
         const char *format = format_of(group, top);
         if (agrees(group, format, is))
@@ -173,7 +156,7 @@ static megamoe_status check_module(const megamoe_checkpoint *checkpoint, const m
         return mm_fail(
             MEGAMOE_EUNSUPPORTED,
             "%s: %s: no config group of %s is known to describe it, and the pattern "
-            "\"%s\" there cannot be tried (braces, look-ahead and \\ within [] are not read)",
+            "\"%s\" there cannot be tried (it is not valid, too long, or takes too many steps)",
             first->file->path, first->name, path, unread);
     if (other)
         return mm_fail(MEGAMOE_EFORMAT,
@@ -207,7 +190,9 @@ megamoe_status mm_config_groups_check(const megamoe_checkpoint *checkpoint, cons
         module_names names;
         module_names_of(layer, p, &names);
         const char *unread = NULL;
-        if (list_matches(ignore, &names, &unread))
+        bool ignored;
+        MM_TRY(list_matches(ignore, &names, &ignored, &unread));
+        if (ignored)
             return mm_fail(MEGAMOE_EFORMAT,
                            "%s: %s: the tensors of layer %" PRId32
                            " are %s, but \"ignore\" of %s says that %s is not quantized",

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "checkpoint/json.h"
 
 enum { LENGTH_BYTES = 8 };
 
@@ -195,12 +196,12 @@ static megamoe_status read_header(const char *path, const char *text, size_t byt
                        path, bytes - last);
     }
     json_error_t error;
-    *header = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
-    if (*header)
-        return MEGAMOE_OK;
-    if (json_error_code(&error) == json_error_out_of_memory)
-        return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory for its header", path);
-    return mm_fail(MEGAMOE_EFORMAT, "%s: its header is not valid: %s (byte %d)", path, error.text,
+    const megamoe_status status = mm_json_parse(text, bytes, header, &error);
+    if (status == MEGAMOE_OK)
+        return status;
+    if (status == MEGAMOE_ENOMEM)
+        return mm_fail(status, "%s: out of memory for its header", path);
+    return mm_fail(status, "%s: its header is not valid: %s (byte %d)", path, error.text,
                    error.position);
 }
 

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -83,12 +84,11 @@ static megamoe_status build_header(const char *path, const megamoe_tensor_spec *
                 mm_fail(MEGAMOE_EINVAL, "%s: %s: two tensors have this name", path, spec->name);
             goto done;
         }
-        json_t *entry = entry_of(spec, begin, end);
-        const bool made = entry != NULL;
-        if (json_object_set_new(header, spec->name, entry) != 0) {
-            status = mm_fail(made && header ? MEGAMOE_EINVAL : MEGAMOE_ENOMEM, "%s: %s: %s", path,
-                             spec->name,
-                             made && header ? "its name is not valid UTF-8" : "out of memory");
+        errno = 0;
+        if (json_object_set_new(header, spec->name, entry_of(spec, begin, end)) != 0) {
+            const bool memory = !header || errno == ENOMEM;
+            status = mm_fail(memory ? MEGAMOE_ENOMEM : MEGAMOE_EINVAL, "%s: %s: %s", path,
+                             spec->name, memory ? "out of memory" : "its name is not valid UTF-8");
             goto done;
         }
     }

@@ -109,3 +109,22 @@ T_CASE(log_goes_to_the_callback_up_to_its_level) {
     mm_log(MEGAMOE_LOG_ERROR, "silence");
     T_EQ_INT(s.count, 2);
 }
+
+static void *carry_elsewhere(void *argument) {
+    mm_carried *carried = argument;
+    mm_carry(carried, MEGAMOE_OK);
+    mm_carry(carried, mm_fail(MEGAMOE_EIO, "the file of %s", "a thread"));
+    mm_carry(carried, mm_fail(MEGAMOE_ENOMEM, "too late"));
+    return NULL;
+}
+
+T_CASE(a_failure_is_carried_to_another_thread) {
+    mm_carried carried = {0};
+    pthread_t thread;
+    T_STATUS(mm_carried_status(&carried), MEGAMOE_OK);
+    T_REQUIRE(pthread_create(&thread, NULL, carry_elsewhere, &carried) == 0);
+    pthread_join(thread, NULL);
+    T_STATUS(mm_fail(MEGAMOE_EINVAL, "mine"), MEGAMOE_EINVAL);
+    T_STATUS(mm_carried_status(&carried), MEGAMOE_EIO);
+    T_EQ_STR(megamoe_last_error(), "the file of a thread");
+}

@@ -311,6 +311,10 @@ T_CASE(one_of_the_groups_that_match_must_agree) {
             "Linear")),
         MIXED(NVFP4_GROUP("re:language_model\\\\.layers") "," FP8_GROUP("Linear")),
         MIXED(NVFP4_GROUP("re:[^]b]odel.layers") "," FP8_GROUP("re:(?!x).*")),
+        MIXED(NVFP4_GROUP("re:(?!x).*")),
+        MIXED(NVFP4_GROUP("re:.{3}")),
+        MIXED(NVFP4_GROUP("re:[\\\\w.]*")),
+        MIXED(NVFP4_GROUP("re:.*\\\\bmlp")),
         MIXED(GROUP("g", "Linear", "null", "16")),
         CONFIG("\"format\":\"nvfp4-pack-quantized\",\"config_groups\":{" GROUP("g", "Linear",
                                                                                "null", "16") "}"),
@@ -336,12 +340,14 @@ T_CASE(one_of_the_groups_that_match_must_agree) {
         {"{\"quantization_config\":{\"quant_method\":\"modelopt\"}}", {"quant_method", "modelopt"}},
         {"{\"expert_dtype\":\"fp8\"}", {"expert_dtype", "fp8"}},
     };
-    static const char *const unread[] = {MIXED(NVFP4_GROUP("re:(?!x).*")),
-                                         MIXED(NVFP4_GROUP("re:.{3}")),
-                                         MIXED(NVFP4_GROUP("re:[\\\\w.]*")),
-                                         MIXED(NVFP4_GROUP("re:.*\\\\bmlp")),
-                                         MIXED(NVFP4_GROUP("re:(model")),
-                                         MIXED(FP8_GROUP("Linear") "," NVFP4_GROUP("re:(?!x).*"))};
+    static char too_long[1024];
+    snprintf(too_long, sizeof too_long, "%s%0600d%s",
+             "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"config_groups\":"
+             "{\"g\":{\"targets\":[\"re:",
+             0, "\"]}}}}");
+    const char *const unread[] = {MIXED(NVFP4_GROUP("re:(model")), too_long,
+                                  MIXED(NVFP4_GROUP("re:(?:.+)+[!?]")), /* takes forever */
+                                  MIXED(FP8_GROUP("Linear") "," NVFP4_GROUP("re:[a"))};
     built model = nvfp4();
     for (size_t i = 0; i < sizeof agreeing / sizeof *agreeing; i++)
         T_OK(try_weights(save_model(&model, agreeing[i]), 0));

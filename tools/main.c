@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <megamoe/megamoe.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -56,6 +57,7 @@ static int dispatch(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    signal(SIGXFSZ, SIG_IGN); /* a file beyond the limit is an error of writing, which names it */
     megamoe_log_set(print_warning, NULL, MEGAMOE_LOG_WARN);
     const int code = dispatch(argc, argv);
     if (fflush(stdout) != 0 || ferror(stdout))

@@ -18,6 +18,9 @@ static bool looks_like_safetensors(const char *path) {
     const size_t length = strlen(path), suffix_length = sizeof suffix - 1;
     if (length >= suffix_length && strcmp(path + length - suffix_length, suffix) == 0)
         return true;
+    struct stat properties; /* opening a FIFO would wait for its writer */
+    if (stat(path, &properties) != 0 || !S_ISREG(properties.st_mode))
+        return false;
     FILE *stream = fopen(path, "rb");
     if (stream == NULL)
         return false;

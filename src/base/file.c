@@ -90,6 +90,11 @@ megamoe_status mm_file_read_all(const char *path, size_t most, char **data, size
     return status;
 }
 
+bool mm_file_exists(const char *path) {
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+
 megamoe_status mm_file_map(const mm_file *file, uint64_t offset, size_t bytes,
                            mm_mapping *mapping) {
     *mapping = (mm_mapping){0};

@@ -2,6 +2,7 @@
 #ifndef MM_BASE_FILE_H
 #define MM_BASE_FILE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -32,6 +33,9 @@ MEGAMOE_CHECKED megamoe_status mm_file_read(const mm_file *file, uint64_t offset
  */
 MEGAMOE_CHECKED megamoe_status mm_file_read_all(const char *path, size_t most, char **data,
                                                 size_t *bytes);
+
+/* Whether there is something of this name, if only a link to nothing. */
+bool mm_file_exists(const char *path);
 
 /* A part of a file mapped for reading. Zero-initialised is closed. */
 typedef struct mm_mapping {

@@ -7,9 +7,9 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/error.h"
+#include "base/file.h"
 #include "checkpoint/json.h"
 
 /* Leaves both NULL if there is no such file. */
@@ -19,7 +19,7 @@ static megamoe_status read_if_there(const char *directory, const char *name, cha
         *path = NULL;
         return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", directory);
     }
-    if (access(*path, F_OK) != 0) {
+    if (!mm_file_exists(*path)) {
         free(*path);
         *path = NULL;
         return MEGAMOE_OK;

@@ -202,11 +202,11 @@ static megamoe_status open_directory(const char *directory, megamoe_checkpoint *
         status = out_of_memory(directory);
         goto end;
     }
-    if (access(index, F_OK) == 0) {
+    if (mm_file_exists(index)) {
         status = open_index(directory, index, checkpoint);
         goto end;
     }
-    if (access(single, F_OK) != 0) {
+    if (!mm_file_exists(single)) {
         free(single);
         MM_TRY_GOTO(find_only_file(directory, &single), end);
     }

@@ -16,7 +16,12 @@
 #include "base/error.h"
 #include "base/memory.h"
 
-enum { MAX_CORES = 1024, SPINS_BEFORE_YIELD = 2000, SPINS_BEFORE_SLEEP = 4000 };
+enum {
+    MAX_CORES = 1024,
+    ROOM_FOR_HWLOC = 16 << 20,
+    SPINS_BEFORE_YIELD = 2000,
+    SPINS_BEFORE_SLEEP = 4000
+};
 
 struct worker {
     struct mm_pool *pool;
@@ -43,11 +48,19 @@ struct mm_pool {
     int32_t started;
 };
 
+/* hwloc does not survive an allocation that fails, so it is asked only where there is room. */
+static bool has_room(void) {
+    void *volatile room = malloc(ROOM_FOR_HWLOC);
+    const bool has = room != NULL;
+    free(room);
+    return has;
+}
+
 /* One processing unit per core that the process may run on, in the machine's order. */
 static int32_t list_cores(int cpus[MAX_CORES]) {
     cpu_set_t allowed;
     int32_t n = 0;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0)
+    if (!has_room() || sched_getaffinity(0, sizeof allowed, &allowed) != 0)
         return 0;
     hwloc_topology_t topology;
     if (hwloc_topology_init(&topology) != 0)

@@ -10,6 +10,7 @@
  *                     names
  *   "compressed-tensors"  llm-compressor's NVFP4 and MXFP4 under the same names
  *   "gpt-oss"         OpenAI gpt-oss MXFP4 with biases, under its names of Hugging Face or its own
+ *   "mimo-mxfp4"      MXFP4 in U8 tensors, as MiMo-V2.5-Pro-FP4
  */
 #ifndef MEGAMOE_CHECKPOINT_H
 #define MEGAMOE_CHECKPOINT_H

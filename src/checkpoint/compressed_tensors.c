@@ -144,6 +144,7 @@ static megamoe_status fill(const mm_experts *experts, const kind *is, int32_t ex
     megamoe_matrix *matrix = &tensors->matrices[at];
     *matrix = (megamoe_matrix){.codes_stride = (size_t)columns / 2,
                                .scales_stride = (size_t)(columns / is->block)};
+    MM_TRY(mm_experts_bias(experts, expert, projection, tensors));
     if (is == &mxfp4)
         return MEGAMOE_OK;
     const mm_tensor *global;

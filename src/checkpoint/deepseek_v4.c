@@ -56,7 +56,7 @@ static megamoe_status fill(const mm_experts *experts, const char *scales_part, i
     MM_TRY(mm_tensor_expect(source->scales, "F8_E8M0", 2, (int64_t[]){rows, columns / BLOCK}));
     tensors->matrices[at] = (megamoe_matrix){.codes_stride = (size_t)columns / 2,
                                              .scales_stride = (size_t)columns / BLOCK};
-    return MEGAMOE_OK;
+    return mm_experts_bias(experts, expert, projection, tensors);
 }
 
 static megamoe_status weights(const megamoe_checkpoint *checkpoint, const mm_layer *layer,

@@ -9,6 +9,8 @@
 #include "base/error.h"
 #include "weights/weights.h"
 
+static const char bias_part[] = "bias";
+
 mm_claim mm_claim_of(const mm_expert_name *name) {
     return (mm_claim){name->layer, name->block_bytes};
 }
@@ -23,6 +25,7 @@ static bool known_part(const char *part, const char *const *parts) {
 megamoe_status mm_experts_scan(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
                                const char *const *parts, mm_experts *experts) {
     *experts = (mm_experts){.checkpoint = checkpoint, .layer = layer};
+    MM_TRY(mm_is_gpt_oss(checkpoint, &experts->has_bias));
     mm_expert_name_parse(layer->first->name, &experts->like);
     char prefix[MM_NAME_TEXT];
     mm_block_name_form(layer->first->name, &experts->like, "experts.", prefix);
@@ -31,7 +34,9 @@ megamoe_status mm_experts_scan(const megamoe_checkpoint *checkpoint, const mm_la
     for (size_t i = first; i < first + experts->tensors; i++) {
         const mm_tensor *tensor = checkpoint->tensors[i];
         mm_expert_name name;
-        if (!mm_expert_name_parse(tensor->name, &name) || !known_part(name.part, parts))
+        const bool parsed = mm_expert_name_parse(tensor->name, &name);
+        const bool bias = experts->has_bias && parsed && strcmp(name.part, bias_part) == 0;
+        if (!parsed || (!bias && !known_part(name.part, parts)))
             return mm_fail(MEGAMOE_EUNSUPPORTED,
                            "%s: %s: unknown tensor beside the experts of layer %" PRId32
                            " (%s); it may change what they mean",
@@ -142,7 +147,7 @@ static megamoe_status describe_sizes(const mm_experts *experts, const mm_tensor 
     int32_t stated = 0;
     MM_TRY(mm_config_int(&experts->checkpoint->config, key, &stated));
     /* Models whose layers are all MoE give the size of an expert under the plain key. */
-    if (stated == 0 && strstr(gate_codes->name, ".block_sparse_moe."))
+    if (stated == 0 && (experts->has_bias || strstr(gate_codes->name, ".block_sparse_moe.")))
         key = "intermediate_size";
     return mm_config_sizes(experts->checkpoint, gate_codes, shape, key, desc);
 }
@@ -156,7 +161,8 @@ static megamoe_status describe_experts(const mm_experts *experts, int64_t fused,
     const char *key;
     MM_TRY(mm_config_experts(&checkpoint->config, &stated, &key));
     char name[MM_NAME_TEXT];
-    mm_block_name_form(first->name, &experts->like, "gate.weight", name);
+    mm_block_name_form(first->name, &experts->like,
+                       experts->has_bias ? "router.weight" : "gate.weight", name);
     const mm_tensor *gate = mm_checkpoint_find(checkpoint, name);
     const int64_t rows = gate && gate->rank == 2 ? gate->shape[0] : 0;
     if (rows)
@@ -180,27 +186,10 @@ static megamoe_status describe_experts(const mm_experts *experts, int64_t fused,
     return MEGAMOE_OK;
 }
 
-static megamoe_status describe_activation(const mm_experts *experts,
-                                          megamoe_activation *activation) {
-    const mm_config *config = &experts->checkpoint->config;
-    const char *function = "silu";
-    MM_TRY(mm_config_string(config, "hidden_act", &function));
-    float alpha = 1.0f;
-    MM_TRY(mm_config_float(config, "swiglu_alpha", &alpha));
-    if ((strcmp(function, "silu") != 0 && strcmp(function, "swish") != 0) || alpha != 1.0f)
-        return mm_fail(MEGAMOE_EUNSUPPORTED,
-                       "%s: hidden_act \"%s\" with swiglu_alpha %g; silu with 1 is supported",
-                       config->path, function, (double)alpha);
-    bool v4;
-    MM_TRY(mm_is_deepseek_v4(experts->checkpoint, experts->layer, &v4));
-    float limit = v4 ? 10.0f : 0.0f;
-    MM_TRY(mm_config_float(config, "swiglu_limit", &limit));
-    activation->limit = limit;
-    return MEGAMOE_OK;
-}
-
 static megamoe_status describe_topk(const mm_experts *experts, int32_t *topk) {
     const megamoe_checkpoint *checkpoint = experts->checkpoint;
+    if (experts->has_bias)
+        MM_TRY(mm_config_int(&checkpoint->config, "experts_per_token", topk));
     MM_TRY(mm_config_int(&checkpoint->config, "num_experts_per_tok", topk));
     char name[MM_NAME_TEXT];
     mm_block_name_form(experts->layer->first->name, &experts->like, "gate.tid2eid", name);
@@ -210,16 +199,31 @@ static megamoe_status describe_topk(const mm_experts *experts, int32_t *topk) {
     return MEGAMOE_OK;
 }
 
+/* Kimi-K3's experts see a projection of the hidden states, not these. */
+static megamoe_status refuse_latent(const mm_experts *experts) {
+    static const char *const keys[] = {"latent_moe_use_norm", "moe_latent_size"};
+    const mm_config *config = &experts->checkpoint->config;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (mm_config_has(config, keys[i]))
+            return mm_fail(MEGAMOE_EUNSUPPORTED,
+                           "%s: %s: the experts of layer %" PRId32
+                           " lie between projections to a smaller size and back, which are not run",
+                           config->path, keys[i], experts->layer->index);
+    return MEGAMOE_OK;
+}
+
 megamoe_status mm_experts_describe(const mm_experts *experts, const mm_tensor *gate_codes,
                                    mm_gate_shape shape, megamoe_format format,
                                    megamoe_layer_desc *desc) {
     *desc = (megamoe_layer_desc)MEGAMOE_INIT(megamoe_layer_desc);
     desc->layer = experts->layer->index;
     desc->format = format;
+    desc->has_bias = experts->has_bias;
+    MM_TRY(refuse_latent(experts));
+    MM_TRY(mm_activation_read(experts->checkpoint, experts->layer, &desc->activation));
     MM_TRY(describe_sizes(experts, gate_codes, shape, desc));
     MM_TRY(describe_experts(experts, shape.fused, desc));
     MM_TRY(describe_topk(experts, &desc->topk));
-    MM_TRY(describe_activation(experts, &desc->activation));
     char where[1024];
     snprintf(where, sizeof where, "%s: %s", gate_codes->file->path, gate_codes->name);
     return mm_desc_check(desc, MEGAMOE_EFORMAT, where);
@@ -236,5 +240,22 @@ megamoe_status mm_layer_tensors_reserve(const mm_experts *experts, mm_layer_tens
     if (!tensors->matrices || !tensors->sources)
         return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory for %zu experts",
                        experts->checkpoint->path, n);
+    return MEGAMOE_OK;
+}
+
+megamoe_status mm_experts_bias(const mm_experts *experts, int32_t expert,
+                               megamoe_projection projection, mm_layer_tensors *tensors) {
+    if (!experts->has_bias)
+        return MEGAMOE_OK;
+    const mm_tensor *bias;
+    MM_TRY(mm_experts_find(experts, expert, projection, bias_part, &bias));
+    const bool f32 = strcmp(bias->dtype->name, "F32") == 0;
+    MM_TRY(mm_tensor_expect(bias, f32 ? "F32" : "BF16", 1,
+                            (int64_t[]){mm_rows(&tensors->desc, projection)}));
+    const size_t at = (size_t)expert * 3 + (size_t)projection;
+    tensors->sources[at].bias = bias;
+    megamoe_matrix *matrix = &tensors->matrices[at];
+    matrix->bias_dtype = f32 ? MEGAMOE_DTYPE_F32 : MEGAMOE_DTYPE_BF16;
+    matrix->bias_stride = f32 ? sizeof(float) : sizeof(uint16_t);
     return MEGAMOE_OK;
 }

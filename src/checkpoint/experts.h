@@ -11,6 +11,7 @@ typedef struct mm_experts {
     const megamoe_checkpoint *checkpoint;
     const mm_layer *layer;
     mm_expert_name like; /* how their names are formed, with layer->first */
+    bool has_bias;       /* the model is gpt-oss: each projection of an expert has a "bias" */
     int32_t named;       /* one more than the highest expert in a name; 0 if fused */
     size_t tensors;
 } mm_experts;
@@ -19,8 +20,8 @@ typedef struct mm_experts {
 mm_claim mm_claim_of(const mm_expert_name *name);
 
 /*
- * Looks through all tensors of the layer. Each must hold one of `parts` (NULL ends the list): what
- * else stands beside an expert may change what its weights mean.
+ * Looks through all tensors of the layer. Each must hold one of `parts` (NULL ends the list), or be
+ * a bias of gpt-oss: what else stands beside an expert may change what its weights mean.
  */
 MEGAMOE_CHECKED megamoe_status mm_experts_scan(const megamoe_checkpoint *checkpoint,
                                                const mm_layer *layer, const char *const *parts,
@@ -68,6 +69,19 @@ MEGAMOE_CHECKED megamoe_status mm_experts_describe(const mm_experts *experts,
 MEGAMOE_CHECKED megamoe_status mm_layer_tensors_reserve(const mm_experts *experts,
                                                         mm_layer_tensors *tensors);
 
+/* Adds an expert's bias to its matrix and source, if the model has biases. */
+MEGAMOE_CHECKED megamoe_status mm_experts_bias(const mm_experts *experts, int32_t expert,
+                                               megamoe_projection projection,
+                                               mm_layer_tensors *tensors);
+
+/* activation.c: by the model's type and its config. */
+MEGAMOE_CHECKED megamoe_status mm_activation_read(const megamoe_checkpoint *checkpoint,
+                                                  const mm_layer *layer,
+                                                  megamoe_activation *activation);
+
+/* Whether model_type says gpt-oss, whose experts and routers have biases under any names. */
+MEGAMOE_CHECKED megamoe_status mm_is_gpt_oss(const megamoe_checkpoint *checkpoint, bool *is);
+
 /* Whether the model is DeepSeek-V4: by its type or, where no config names one, by its names. */
 MEGAMOE_CHECKED megamoe_status mm_is_deepseek_v4(const megamoe_checkpoint *checkpoint,
                                                  const mm_layer *layer, bool *is);
@@ -88,6 +102,15 @@ typedef struct mm_router_tensors {
 MEGAMOE_CHECKED megamoe_status mm_router_from_tensors(const mm_router_tensors *tensors,
                                                       megamoe_router_desc *desc,
                                                       megamoe_router **router);
+
+/*
+ * gpt-oss's router: the names are those of its tensors. Of `desc` the hidden size, experts and
+ * top-k are filled in; 0 means that the config does not say.
+ */
+MEGAMOE_CHECKED megamoe_status mm_gpt_oss_router(const megamoe_checkpoint *checkpoint,
+                                                 const mm_layer *layer, const char *weight_name,
+                                                 const char *bias_name, megamoe_router_desc *desc,
+                                                 megamoe_router **router);
 
 /* routers.c: the routers of models that name their experts as in names.h. */
 MEGAMOE_CHECKED megamoe_status mm_router_read(const megamoe_checkpoint *checkpoint,

@@ -2,4 +2,4 @@
 #include "checkpoint/family.h"
 
 const mm_family *const mm_families[MM_FAMILIES] = {
-    &mm_deepseek_v4, &mm_modelopt, &mm_compressed_tensors, &mm_gpt_oss, &mm_refused};
+    &mm_deepseek_v4, &mm_modelopt, &mm_compressed_tensors, &mm_gpt_oss, &mm_mimo, &mm_refused};

@@ -52,10 +52,11 @@ extern const mm_family mm_deepseek_v4;
 extern const mm_family mm_modelopt;
 extern const mm_family mm_compressed_tensors;
 extern const mm_family mm_gpt_oss;
+extern const mm_family mm_mimo;
 /* Formats that are recognised so that the message can name them. */
 extern const mm_family mm_refused;
 
-enum { MM_FAMILIES = 5 };
+enum { MM_FAMILIES = 6 };
 extern const mm_family *const mm_families[MM_FAMILIES];
 
 #endif

@@ -151,17 +151,6 @@ static megamoe_status check_parts(const place *at) {
     return MEGAMOE_OK;
 }
 
-static megamoe_status describe_activation(const mm_config *config, megamoe_activation *activation) {
-    const char *function = "silu";
-    MM_TRY(mm_config_string(config, "hidden_act", &function));
-    if (strcmp(function, "silu") != 0 && strcmp(function, "swish") != 0)
-        return mm_fail(MEGAMOE_EUNSUPPORTED, "%s: hidden_act \"%s\"; silu is supported",
-                       config->path, function);
-    *activation = (megamoe_activation){.alpha = 1.702f, .offset = 1.0f, .limit = 7.0f};
-    MM_TRY(mm_config_float(config, "swiglu_alpha", &activation->alpha));
-    return mm_config_float(config, "swiglu_limit", &activation->limit);
-}
-
 /* From the shape of the codes of gate and up, and from the config, which must agree. */
 static megamoe_status describe(const place *at, megamoe_layer_desc *desc) {
     const megamoe_checkpoint *checkpoint = at->checkpoint;
@@ -192,7 +181,7 @@ static megamoe_status describe(const place *at, megamoe_layer_desc *desc) {
     desc->experts = shape.fused < INT32_MAX ? (int32_t)shape.fused : INT32_MAX;
     MM_TRY(mm_config_int(config, "experts_per_token", &desc->topk));
     MM_TRY(mm_config_int(config, "num_experts_per_tok", &desc->topk));
-    MM_TRY(describe_activation(config, &desc->activation));
+    MM_TRY(mm_activation_read(checkpoint, at->layer, &desc->activation));
     char where[1024];
     snprintf(where, sizeof where, "%s: %s", codes->file->path, codes->name);
     return mm_desc_check(desc, MEGAMOE_EFORMAT, where);
@@ -244,34 +233,45 @@ static megamoe_status weights(const megamoe_checkpoint *checkpoint, const mm_lay
     return fill(&at, &at.names->down, MEGAMOE_DOWN, 1, tensors);
 }
 
-static megamoe_status router(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
-                             megamoe_router **router) {
-    const place at = place_of(checkpoint, layer);
-    char name[MM_NAME_TEXT];
-    name_of(&at, at.names->router_weight, name);
-    mm_router_tensors tensors = {.weight = mm_checkpoint_find(checkpoint, name)};
+megamoe_status mm_gpt_oss_router(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
+                                 const char *weight_name, const char *bias_name,
+                                 megamoe_router_desc *desc, megamoe_router **router) {
+    mm_router_tensors tensors = {.weight = mm_checkpoint_find(checkpoint, weight_name),
+                                 .linear_bias = mm_checkpoint_find(checkpoint, bias_name)};
     if (!tensors.weight)
         return mm_fail(MEGAMOE_ENOTFOUND, "%s: %s: layer %" PRId32 " has no router here",
-                       checkpoint->path, name, layer->index);
+                       checkpoint->path, weight_name, layer->index);
     if (!checkpoint->config.root)
         return mm_fail(MEGAMOE_ENOTFOUND,
                        "%s: there is no config.json beside it; the router of layer %" PRId32
                        " needs its num_experts_per_tok",
                        checkpoint->path, layer->index);
-    MM_TRY(find(&at, at.names->router_bias, &tensors.linear_bias));
-    megamoe_layer_desc sizes;
-    MM_TRY(describe(&at, &sizes));
-    if (sizes.topk == 0)
+    if (!tensors.linear_bias)
+        return mm_fail(MEGAMOE_EFORMAT, "%s: %s: this tensor is missing", checkpoint->path,
+                       bias_name);
+    MM_TRY(mm_config_int(&checkpoint->config, "experts_per_token", &desc->topk));
+    MM_TRY(mm_config_int(&checkpoint->config, "num_experts_per_tok", &desc->topk));
+    if (desc->topk == 0)
         return mm_fail(MEGAMOE_ENOTFOUND,
                        "%s: num_experts_per_tok is missing; the router of layer %" PRId32
                        " needs it",
                        checkpoint->config.path, layer->index);
+    desc->rule = MEGAMOE_ROUTER_SOFTMAX_SELECTED;
+    return mm_router_from_tensors(&tensors, desc, router);
+}
+
+static megamoe_status router(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
+                             megamoe_router **router) {
+    const place at = place_of(checkpoint, layer);
+    char weight_name[MM_NAME_TEXT], bias_name[MM_NAME_TEXT];
+    name_of(&at, at.names->router_weight, weight_name);
+    name_of(&at, at.names->router_bias, bias_name);
+    megamoe_layer_desc sizes;
+    MM_TRY(describe(&at, &sizes));
     megamoe_router_desc desc = MEGAMOE_INIT(megamoe_router_desc);
-    desc.rule = MEGAMOE_ROUTER_SOFTMAX_SELECTED;
     desc.hidden = sizes.hidden;
     desc.experts = sizes.experts;
-    desc.topk = sizes.topk;
-    return mm_router_from_tensors(&tensors, &desc, router);
+    return mm_gpt_oss_router(checkpoint, layer, weight_name, bias_name, &desc, router);
 }
 
 const mm_family mm_gpt_oss = {

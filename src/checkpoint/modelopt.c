@@ -125,6 +125,7 @@ static megamoe_status fill_one(const mm_experts *experts, int32_t expert,
         return shape_fail(global, "with one value");
     *matrix = (megamoe_matrix){.codes_stride = (size_t)columns / 2,
                                .scales_stride = (size_t)columns / BLOCK};
+    MM_TRY(mm_experts_bias(experts, expert, projection, tensors));
     return read_global(global, 0, &matrix->global_scale);
 }
 
@@ -182,6 +183,11 @@ static megamoe_status fill_fused(const mm_experts *experts, const parts *names,
 
 static megamoe_status fused_weights(const mm_experts *experts, mm_layer_tensors *tensors) {
     const mm_tensor *gate_up;
+    if (experts->has_bias)
+        return mm_fail(MEGAMOE_EUNSUPPORTED,
+                       "%s: %s: fused experts of gpt_oss; whether their gate and up rows alternate "
+                       "is not known",
+                       experts->layer->first->file->path, experts->layer->first->name);
     MM_TRY(mm_experts_find(experts, 0, MEGAMOE_GATE, fused_gate_up.codes, &gate_up));
     MM_TRY(mm_tensor_expect_rank(gate_up, "U8", 3));
     const mm_gate_shape shape = {

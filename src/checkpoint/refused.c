@@ -21,8 +21,6 @@ static const struct format {
     {"weight", "F32", "FP32, not quantized"},
     {"gate_up_proj", "BF16", "BF16, not quantized"},
     {"down_proj", "BF16", "BF16, not quantized"},
-    {"weight", "U8", "MXFP4 or MXFP8 with U8 scales"},
-    {"weight_scale", "U8", "MXFP4 or MXFP8 with U8 scales"},
     {"weight_packed", "I32", "compressed-tensors with integer codes"},
 };
 
@@ -62,8 +60,8 @@ static megamoe_status weights(const megamoe_checkpoint *checkpoint, const mm_lay
         format = format_of(name.part, first->dtype->name);
     return mm_fail(MEGAMOE_EUNSUPPORTED,
                    "%s: %s: the experts of layer %" PRId32 " are in a format that is not run: %s; "
-                   "deepseek-v4 and gpt-oss (MXFP4), modelopt-nvfp4 and compressed-tensors (NVFP4, "
-                   "MXFP4) are",
+                   "deepseek-v4, gpt-oss and mimo-mxfp4 (MXFP4), modelopt-nvfp4 and "
+                   "compressed-tensors (NVFP4, MXFP4) are",
                    first->file->path, first->name, layer->index,
                    format ? format->name : first->dtype->name);
 }

@@ -174,6 +174,33 @@ end:
     return status;
 }
 
+/* Hidden size and experts by the config, else by the shape of the weight. */
+static megamoe_status read_sizes(const mm_config *config, const mm_tensor *gate,
+                                 megamoe_router_desc *desc) {
+    const char *key;
+    MM_TRY(mm_config_int(config, "hidden_size", &desc->hidden));
+    MM_TRY(mm_config_experts(config, &desc->experts, &key));
+    if (gate->rank != 2 || gate->shape[0] > INT32_MAX || gate->shape[1] > INT32_MAX)
+        return MEGAMOE_OK;
+    if (desc->hidden == 0)
+        desc->hidden = (int32_t)gate->shape[1];
+    if (desc->experts == 0)
+        desc->experts = (int32_t)gate->shape[0];
+    return MEGAMOE_OK;
+}
+
+/* The router of gpt-oss beside experts that have tensors of their own. */
+static megamoe_status read_gpt_oss(const source *from, megamoe_router **router) {
+    char weight_name[MM_NAME_TEXT], bias_name[MM_NAME_TEXT];
+    mm_block_name_form(from->layer->first->name, &from->like, "router.weight", weight_name);
+    mm_block_name_form(from->layer->first->name, &from->like, "router.bias", bias_name);
+    megamoe_router_desc desc = MEGAMOE_INIT(megamoe_router_desc);
+    const mm_tensor *weight = mm_checkpoint_find(from->checkpoint, weight_name);
+    if (weight)
+        MM_TRY(read_sizes(&from->checkpoint->config, weight, &desc));
+    return mm_gpt_oss_router(from->checkpoint, from->layer, weight_name, bias_name, &desc, router);
+}
+
 megamoe_status mm_router_read(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
                               megamoe_router **router) {
     const mm_config *config = &checkpoint->config;
@@ -182,6 +209,10 @@ megamoe_status mm_router_read(const megamoe_checkpoint *checkpoint, const mm_lay
         return mm_fail(MEGAMOE_EUNSUPPORTED,
                        "%s: %s: the router beside it has no name that is known",
                        layer->first->file->path, layer->first->name);
+    bool gpt_oss;
+    MM_TRY(mm_is_gpt_oss(checkpoint, &gpt_oss));
+    if (gpt_oss)
+        return read_gpt_oss(&from, router);
     const mm_tensor *gate = find(&from, "gate.weight");
     if (!gate)
         return mm_fail(
@@ -214,15 +245,7 @@ megamoe_status mm_router_read(const megamoe_checkpoint *checkpoint, const mm_lay
                        "gate.e_score_correction_bias) nor a hash table",
                        checkpoint->path, (int)from.like.block_bytes, layer->first->name,
                        layer->index);
-    const char *key;
-    MM_TRY(mm_config_int(config, "hidden_size", &desc.hidden));
-    MM_TRY(mm_config_experts(config, &desc.experts, &key));
-    const bool matrix =
-        gate->rank == 2 && gate->shape[0] <= INT32_MAX && gate->shape[1] <= INT32_MAX;
-    if (desc.hidden == 0 && matrix)
-        desc.hidden = (int32_t)gate->shape[1];
-    if (desc.experts == 0 && matrix)
-        desc.experts = (int32_t)gate->shape[0];
+    MM_TRY(read_sizes(config, gate, &desc));
     const mm_router_tensors tensors = {.weight = gate, .selection_bias = bias, .hash_table = table};
     return mm_router_from_tensors(&tensors, &desc, router);
 }

@@ -54,14 +54,19 @@ static json_t *router_json(const megamoe_router *router) {
                      (double)d.scaling, "hash_vocab", (json_int_t)d.hash_vocab);
 }
 
-static json_t *layer_json(const source *s, const megamoe_weights_report *report) {
+/* `wide` is NULL for 4-bit weights, `report` for those that are not analyzed. */
+static json_t *layer_json(const source *s, const megamoe_stored_layer *wide,
+                          const megamoe_weights_report *report) {
     const megamoe_layer_desc *d = &s->layer;
-    json_t *object = json_pack("{s:i, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:b, s:o}", "layer",
-                               d->layer, "format", megamoe_format_name(d->format), "hidden",
-                               d->hidden, "intermediate", d->intermediate, "experts", d->experts,
-                               "topk", d->topk, "alpha", (double)d->activation.alpha, "offset",
-                               (double)d->activation.offset, "limit", (double)d->activation.limit,
-                               "bias", d->has_bias, "router", router_json(s->router));
+    json_t *object = json_pack(
+        "{s:i, s:s, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:b, s:o}", "layer", d->layer, "format",
+        wide != NULL ? wide->format : megamoe_format_name(d->format), "hidden", d->hidden,
+        "intermediate", d->intermediate, "experts", d->experts, "topk", d->topk, "alpha",
+        (double)d->activation.alpha, "offset", (double)d->activation.offset, "limit",
+        (double)d->activation.limit, "bias", d->has_bias, "router", router_json(s->router));
+    if (wide != NULL && wide->block_rows > 0)
+        json_object_set_new(object, "block",
+                            json_pack("[i, i]", wide->block_rows, wide->block_columns));
     if (report == NULL)
         return object;
     json_t *projections = json_array();
@@ -91,10 +96,10 @@ static void print_router(const megamoe_router *router) {
                 (double)(d.scaling != 0 ? d.scaling : 1));
 }
 
-static void print_shape(const source *s) {
+static void print_shape(const source *s, const char *format) {
     const megamoe_layer_desc *d = &s->layer;
-    report_line("layer", "%d: %s, hidden %d, intermediate %d, %d experts, top-%d", d->layer,
-                megamoe_format_name(d->format), d->hidden, d->intermediate, d->experts, d->topk);
+    report_line("layer", "%d: %s, hidden %d, intermediate %d, %d experts, top-%d", d->layer, format,
+                d->hidden, d->intermediate, d->experts, d->topk);
     const megamoe_activation *a = &d->activation;
     if (a->offset != 0 || (a->alpha != 0 && a->alpha != 1))
         report_line("activation", "alpha %g, offset %g, limit %g", (double)a->alpha,
@@ -208,7 +213,31 @@ typedef struct inspection {
     json_t *layers; /* NULL: print text */
 } inspection;
 
+/* A layer whose weights are not run as they are: there are no 4-bit groups to count. */
+static int inspect_wide(inspection *in, const megamoe_stored_layer *stored, int32_t layer) {
+    TRY(source_open_wide(&in->source, stored, layer));
+    const source *s = &in->source;
+    if (in->layers != NULL) {
+        json_array_append_new(in->layers, layer_json(s, stored, NULL));
+        return EXIT_DONE;
+    }
+    printf("\n");
+    print_shape(s, stored->format);
+    if (stored->block_rows > 0)
+        report_line("scales", "one for each %d x %d weights", stored->block_rows,
+                    stored->block_columns);
+    report_line("weights", "not run as they are; megamoe prepare --quantize mxfp4|nvfp4 rounds "
+                           "them to 4 bits");
+    return EXIT_DONE;
+}
+
 static int inspect_layer(inspection *in, int64_t layer) {
+    megamoe_stored_layer stored = MEGAMOE_INIT(megamoe_stored_layer);
+    if (!in->source.prepared) {
+        TRY_LIBRARY(megamoe_checkpoint_stored(in->source.checkpoint, (int32_t)layer, &stored));
+        if (stored.wide)
+            return inspect_wide(in, &stored, (int32_t)layer);
+    }
     const int code = source_open_layer(&in->source, layer);
     if (code != EXIT_DONE)
         return code;
@@ -225,11 +254,11 @@ static int inspect_layer(inspection *in, int64_t layer) {
             return report_failure(status);
     }
     if (in->layers != NULL) {
-        json_array_append_new(in->layers, layer_json(s, s->prepared ? NULL : &report));
+        json_array_append_new(in->layers, layer_json(s, NULL, s->prepared ? NULL : &report));
         return EXIT_DONE;
     }
     printf("\n");
-    print_shape(s);
+    print_shape(s, megamoe_format_name(s->layer.format));
     if (!s->prepared)
         print_report(&report, s->layer.format);
     return EXIT_DONE;

@@ -19,6 +19,7 @@ typedef struct preparation {
     source source;
     const char *device;
     megamoe_nvfp4_mode nvfp4;
+    megamoe_quantize_options quantize; /* of the source, if it is to be used */
     bool round_outside_window;
     int32_t threads;
     json_t *files; /* NULL: print text */
@@ -26,11 +27,13 @@ typedef struct preparation {
 
 static int prepare_layer(preparation *p, int64_t layer, const char *path) {
     source *s = &p->source;
-    const int code = source_open_layer(s, layer);
-    if (code != EXIT_DONE)
-        return code;
     char label[32];
     progress bar;
+    p->quantize.progress = progress_begin(&bar, "quantize");
+    const int code = source_open_layer(s, layer);
+    progress_end(&bar);
+    if (code != EXIT_DONE)
+        return code;
     snprintf(label, sizeof label, "prepare layer %d", s->layer.layer);
     megamoe_prepare_options options = MEGAMOE_INIT(megamoe_prepare_options);
     options.device = p->device;
@@ -49,8 +52,10 @@ static int prepare_layer(preparation *p, int64_t layer, const char *path) {
         json_array_append_new(p->files, json_pack("{s:i, s:s, s:I}", "layer", s->layer.layer,
                                                   "path", path, "bytes", (json_int_t)bytes));
     else
-        report_line("prepared", "layer %d for %s: %s, %s, %s", s->layer.layer, p->device, path,
-                    report_size(bytes, size),
+        report_line("prepared", "layer %d%s%s for %s: %s, %s, %s", s->layer.layer,
+                    s->quantize != NULL ? " rounded to " : "",
+                    s->quantize != NULL ? megamoe_format_name(s->layer.format) : "", p->device,
+                    path, report_size(bytes, size),
                     s->router != NULL ? "with its router" : "without a router");
     return EXIT_DONE;
 }
@@ -91,7 +96,7 @@ static bool parse_layer(const char *text, int64_t *layer) {
 int cmd_prepare(int argc, char **argv) {
     const char *layer_text = NULL, *out = NULL;
     static const char *const devices[] = {"cpu", "cuda"};
-    int device = 0, nvfp4 = MEGAMOE_NVFP4_EXACT;
+    int device = 0, nvfp4 = MEGAMOE_NVFP4_EXACT, quantize = -1;
     int64_t layer, threads = parallel_cores();
     bool round_outside_window = false, json = false;
     const option_spec options[] = {
@@ -100,6 +105,8 @@ int cmd_prepare(int argc, char **argv) {
         {"out", OPTION_TEXT, &out, "FILE|DIR", "file; for all layers a directory", 0, 0},
         {"device", OPTION_CHOICE, &device, "cpu|cuda", "device to pack for (cpu)", 0, 0},
         {"nvfp4", OPTION_CHOICE, &nvfp4, "exact|folded", "form of NVFP4 weights (exact)", 0, 0},
+        {"quantize", OPTION_CHOICE, &quantize, "mxfp4|nvfp4", "round FP8 or BF16 weights to this",
+         0, 0},
         {"round-outside-window", OPTION_FLAG, &round_outside_window, NULL,
          "cuda: round groups that it cannot hold exactly", 0, 0},
         {"threads", OPTION_INTEGER, &threads, "T", "(one per core)", 1, 1024},
@@ -122,18 +129,24 @@ int cmd_prepare(int argc, char **argv) {
         return report_error("prepare: --out is missing");
     preparation p = {.device = devices[device],
                      .nvfp4 = (megamoe_nvfp4_mode)nvfp4,
+                     .quantize = MEGAMOE_INIT(megamoe_quantize_options),
                      .round_outside_window = round_outside_window,
                      .threads = (int32_t)threads,
                      .files = json ? json_array() : NULL};
+    p.quantize.format = (megamoe_format)(quantize + 1);
+    p.quantize.threads = p.threads;
     code = source_open(arguments[0], &p.source);
+    if (quantize >= 0)
+        p.source.quantize = &p.quantize;
     if (code == EXIT_DONE && p.source.prepared)
         code = report_error("%s: is prepared already", arguments[0]);
     if (code == EXIT_DONE)
         code = layer == PREPARE_ALL ? prepare_all(&p, out) : prepare_layer(&p, layer, out);
     if (code == EXIT_DONE && json)
-        code = report_json(
-            json_pack("{s:s, s:s, s:s, s:O}", "path", p.source.path, "device", p.device, "nvfp4",
-                      nvfp4 == MEGAMOE_NVFP4_FOLDED ? "folded" : "exact", "files", p.files));
+        code = report_json(json_pack(
+            "{s:s, s:s, s:s, s:s?, s:O}", "path", p.source.path, "device", p.device, "nvfp4",
+            nvfp4 == MEGAMOE_NVFP4_FOLDED ? "folded" : "exact", "quantized",
+            quantize >= 0 ? megamoe_format_name(p.quantize.format) : NULL, "files", p.files));
     json_decref(p.files);
     source_close(&p.source);
     return code;

@@ -48,6 +48,22 @@ int source_open(const char *path, source *s) {
     return status == MEGAMOE_OK ? EXIT_DONE : report_failure(status);
 }
 
+static void drop_layer(source *s) {
+    megamoe_weights_close(s->weights);
+    megamoe_router_close(s->owned_router);
+    s->weights = NULL;
+    s->router = s->owned_router = NULL;
+}
+
+/* Of a checkpoint that may hold none for the layer. */
+static int open_router(source *s, int32_t layer) {
+    const megamoe_status status = megamoe_checkpoint_router(s->checkpoint, layer, &s->owned_router);
+    if (status != MEGAMOE_OK && status != MEGAMOE_ENOTFOUND)
+        return report_failure(status);
+    s->router = s->owned_router;
+    return EXIT_DONE;
+}
+
 static int open_checkpoint_layer(source *s, int64_t layer) {
     if (layer == ONLY_LAYER) {
         if (s->info.layers != 1)
@@ -55,18 +71,25 @@ static int open_checkpoint_layer(source *s, int64_t layer) {
                                 s->path, s->info.layers);
         layer = megamoe_checkpoint_layer(s->checkpoint, 0);
     }
-    megamoe_weights_close(s->weights);
-    megamoe_router_close(s->owned_router);
-    s->weights = NULL;
-    s->owned_router = NULL;
-    megamoe_status status = megamoe_checkpoint_weights(s->checkpoint, (int32_t)layer, &s->weights);
-    if (status != MEGAMOE_OK)
-        return report_failure(status);
-    status = megamoe_checkpoint_router(s->checkpoint, (int32_t)layer, &s->owned_router);
-    if (status != MEGAMOE_OK && status != MEGAMOE_ENOTFOUND)
-        return report_failure(status);
-    s->router = s->owned_router;
-    return EXIT_DONE;
+    drop_layer(s);
+    const megamoe_status status =
+        s->quantize != NULL
+            ? megamoe_checkpoint_quantize(s->checkpoint, (int32_t)layer, s->quantize, &s->weights)
+            : megamoe_checkpoint_weights(s->checkpoint, (int32_t)layer, &s->weights);
+    return status == MEGAMOE_OK ? open_router(s, (int32_t)layer) : report_failure(status);
+}
+
+int source_open_wide(source *s, const megamoe_stored_layer *stored, int32_t layer) {
+    drop_layer(s);
+    s->layer = (megamoe_layer_desc)MEGAMOE_INIT(megamoe_layer_desc);
+    s->layer.layer = layer;
+    s->layer.hidden = stored->hidden;
+    s->layer.intermediate = stored->intermediate;
+    s->layer.experts = stored->experts;
+    s->layer.topk = stored->topk;
+    s->layer.activation = stored->activation;
+    s->layer.has_bias = stored->has_bias;
+    return open_router(s, layer);
 }
 
 int source_open_layer(source *s, int64_t layer) {

@@ -15,6 +15,7 @@ typedef struct source {
     megamoe_layer_desc layer;
     const megamoe_router *router; /* NULL if the source holds none for the layer */
     megamoe_router *owned_router;
+    const megamoe_quantize_options *quantize; /* how to read wider weights; NULL: not at all */
 } source;
 
 /* --layer's default. */
@@ -25,6 +26,9 @@ int source_open(const char *path, source *s);
 
 /* Opens a layer in place of the last one. ONLY_LAYER: the only one that there is. */
 int source_open_layer(source *s, int64_t layer);
+
+/* Describes a layer whose weights are too wide to be opened: fills `layer`, but no format. */
+int source_open_wide(source *s, const megamoe_stored_layer *stored, int32_t layer);
 
 void source_close(source *s);
 

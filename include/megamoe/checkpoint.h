@@ -11,6 +11,7 @@
  *   "compressed-tensors"  llm-compressor's NVFP4 and MXFP4 under the same names
  *   "gpt-oss"         OpenAI gpt-oss MXFP4 with biases, under its names of Hugging Face or its own
  *   "mimo-mxfp4"      MXFP4 in U8 tensors, as MiMo-V2.5-Pro-FP4
+ *   "fp8", "bf16"     wider experts: run once they are quantized (megamoe_checkpoint_quantize)
  */
 #ifndef MEGAMOE_CHECKPOINT_H
 #define MEGAMOE_CHECKPOINT_H
@@ -63,11 +64,59 @@ MEGAMOE_API int32_t megamoe_checkpoint_layer(const megamoe_checkpoint *checkpoin
  * and kept in memory only while they are used: a layer may be larger than memory. Without a config
  * the geometry comes from the tensors, and topk is 0 where they do not show it. Owns: the caller
  * closes *weights. Returns: MEGAMOE_ENOTFOUND (no such layer), MEGAMOE_EFORMAT,
- * MEGAMOE_EUNSUPPORTED (this layer's format is not run, or an unknown tensor stands beside an
- * expert), MEGAMOE_ENOMEM. Thread: a checkpoint may be shared by threads.
+ * MEGAMOE_EUNSUPPORTED (this layer's format is not run, is to be quantized by name, or an unknown
+ * tensor stands beside an expert), MEGAMOE_ENOMEM. Thread: a checkpoint may be shared by threads.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_checkpoint_weights(
     const megamoe_checkpoint *checkpoint, int32_t layer, megamoe_weights **weights);
+
+/* How a layer's experts are stored. */
+typedef struct megamoe_stored_layer {
+    size_t struct_size;
+    char family[32];
+    char format[16]; /* "mxfp4", "nvfp4"; "fp8", "bf16": megamoe_checkpoint_quantize reads them */
+    bool wide;       /* the latter two */
+    bool has_bias;
+    int32_t hidden;
+    int32_t intermediate;
+    int32_t experts;
+    int32_t topk;       /* 0: not known */
+    int32_t block_rows; /* values that share a scale; both 0 where there are no scales */
+    int32_t block_columns;
+    megamoe_activation activation;
+} megamoe_stored_layer;
+
+/*
+ * Describes a layer, a wide one too, from names, shapes and the config.
+ * Returns what megamoe_checkpoint_weights or megamoe_checkpoint_quantize would refuse.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_checkpoint_stored(
+    const megamoe_checkpoint *checkpoint, int32_t layer, megamoe_stored_layer *stored);
+
+typedef struct megamoe_quantize_options {
+    size_t struct_size;
+    megamoe_format format;
+    int32_t threads; /* 0: one per core available */
+    megamoe_progress progress;
+} megamoe_quantize_options;
+
+/*
+ * The weights of a layer that is stored in FP8 (E4M3 with a scale for each block of
+ * weight_block_size) or BF16, rounded to 4 bits. Every weight is first taken exactly: code times
+ * block scale. Then (docs/numerics.md, item 8)
+ *   MXFP4  each 32 of a row get the smallest power of two under which none exceeds 6
+ *   NVFP4  each matrix gets the global scale FP32(largest / 2688), each 16 of a row the scale
+ *          E4M3(largest of them / (6 * global scale)), at least 2^-9
+ * and each weight the code nearest to its exact quotient, ties to even. The result does not depend
+ * on threads. It takes about 0.53 (NVFP4: 0.56) bytes for each weight of memory.
+ * Owns: the caller closes *weights.
+ * Returns: MEGAMOE_EUNSUPPORTED (the layer is stored in 4 bits already, or in a form that is not
+ * read), MEGAMOE_EFORMAT (also a weight that is NaN or infinite, named by tensor, row and column),
+ * MEGAMOE_ENOTFOUND (no such layer; FP8 without weight_block_size), MEGAMOE_EINVAL, MEGAMOE_ENOMEM.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status
+megamoe_checkpoint_quantize(const megamoe_checkpoint *checkpoint, int32_t layer,
+                            const megamoe_quantize_options *options, megamoe_weights **weights);
 
 /*
  * The router of a layer, a copy. Owns: the caller closes *router.

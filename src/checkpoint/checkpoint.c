@@ -160,8 +160,8 @@ megamoe_status megamoe_checkpoint_tensor(const megamoe_checkpoint *checkpoint, c
     return MEGAMOE_OK;
 }
 
-static megamoe_status find_layer(const megamoe_checkpoint *checkpoint, int32_t index,
-                                 const mm_layer **layer) {
+megamoe_status mm_checkpoint_find_layer(const megamoe_checkpoint *checkpoint, int32_t index,
+                                        const mm_layer **layer) {
     for (int32_t i = 0; i < checkpoint->n_layers; i++)
         if (checkpoint->layers[i].index == index) {
             *layer = &checkpoint->layers[i];
@@ -180,12 +180,16 @@ static megamoe_status find_layer(const megamoe_checkpoint *checkpoint, int32_t i
 typedef struct weights_owner {
     megamoe_checkpoint *checkpoint;
     mm_matrix_source *sources;
+    void *memory; /* of mm_reserve; NULL: all bytes are the checkpoint's */
+    size_t memory_bytes;
 } weights_owner;
 
 static void release_owner(void *owner) {
     weights_owner *released = owner;
     megamoe_checkpoint_close(released->checkpoint);
     free(released->sources);
+    if (released->memory)
+        mm_unreserve(released->memory, released->memory_bytes);
     free(released);
 }
 
@@ -213,12 +217,35 @@ static void name_matrix(const void *owner, int32_t expert, megamoe_projection pr
                         bool scales, char *text, size_t text_bytes) {
     const mm_matrix_source *source =
         &((const weights_owner *)owner)->sources[(size_t)expert * 3 + (size_t)projection];
-    const mm_tensor *tensor = scales ? source->scales : source->codes;
+    const mm_tensor *tensor = scales && source->scales ? source->scales : source->codes;
     if (tensor->rank > 2) /* all experts in one tensor */
         snprintf(text, text_bytes, "%s: %s: expert %" PRId32, tensor->file->path, tensor->name,
                  expert);
     else
         snprintf(text, text_bytes, "%s: %s", tensor->file->path, tensor->name);
+}
+
+megamoe_status mm_checkpoint_own(const megamoe_checkpoint *checkpoint, mm_layer_tensors *tensors,
+                                 void *memory, size_t memory_bytes, megamoe_weights **weights) {
+    weights_owner *owner = calloc(1, sizeof *owner);
+    if (!owner) {
+        if (memory)
+            mm_unreserve(memory, memory_bytes);
+        return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", checkpoint->path);
+    }
+    /* Counting users is all that changes, so a const checkpoint may be shared by threads. */
+    owner->checkpoint = (megamoe_checkpoint *)checkpoint;
+    atomic_fetch_add_explicit(&owner->checkpoint->users, 1, memory_order_relaxed);
+    owner->sources = tensors->sources;
+    owner->memory = memory;
+    owner->memory_bytes = memory_bytes;
+    tensors->sources = NULL;
+    mm_matrix_owner matrix_owner = {.owner = owner, .release = release_owner, .name = name_matrix};
+    if (!memory) {
+        matrix_owner.places = place_matrix;
+        matrix_owner.read = read_bytes;
+    }
+    return mm_weights_create(&tensors->desc, tensors->matrices, matrix_owner, weights);
 }
 
 megamoe_status megamoe_checkpoint_weights(const megamoe_checkpoint *checkpoint, int32_t layer,
@@ -227,28 +254,11 @@ megamoe_status megamoe_checkpoint_weights(const megamoe_checkpoint *checkpoint, 
         return mm_fail(MEGAMOE_EINVAL, "megamoe_checkpoint_weights: arguments must not be NULL");
     *weights = NULL;
     const mm_layer *found = NULL;
-    MM_TRY(find_layer(checkpoint, layer, &found));
-    megamoe_status status = MEGAMOE_OK;
+    MM_TRY(mm_checkpoint_find_layer(checkpoint, layer, &found));
     mm_layer_tensors tensors = {0};
-    weights_owner *owner = NULL;
-    MM_TRY_GOTO(found->family->weights(checkpoint, found, &tensors), end);
-    owner = calloc(1, sizeof *owner);
-    if (!owner) {
-        status = mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", checkpoint->path);
-        goto end;
-    }
-    /* Counting users is all that changes, so a const checkpoint may be shared by threads. */
-    owner->checkpoint = (megamoe_checkpoint *)checkpoint;
-    atomic_fetch_add_explicit(&owner->checkpoint->users, 1, memory_order_relaxed);
-    owner->sources = tensors.sources;
-    tensors.sources = NULL;
-    const mm_matrix_owner matrix_owner = {.owner = owner,
-                                          .release = release_owner,
-                                          .name = name_matrix,
-                                          .places = place_matrix,
-                                          .read = read_bytes};
-    status = mm_weights_create(&tensors.desc, tensors.matrices, matrix_owner, weights);
-end:
+    megamoe_status status = found->family->weights(checkpoint, found, &tensors);
+    if (status == MEGAMOE_OK)
+        status = mm_checkpoint_own(checkpoint, &tensors, NULL, 0, weights);
     free(tensors.matrices);
     free(tensors.sources);
     return status;
@@ -260,6 +270,6 @@ megamoe_status megamoe_checkpoint_router(const megamoe_checkpoint *checkpoint, i
         return mm_fail(MEGAMOE_EINVAL, "megamoe_checkpoint_router: arguments must not be NULL");
     *router = NULL;
     const mm_layer *found = NULL;
-    MM_TRY(find_layer(checkpoint, layer, &found));
+    MM_TRY(mm_checkpoint_find_layer(checkpoint, layer, &found));
     return found->family->router(checkpoint, found, router);
 }

@@ -41,6 +41,21 @@ const mm_tensor *mm_checkpoint_find(const megamoe_checkpoint *checkpoint, const 
 size_t mm_checkpoint_find_prefix(const megamoe_checkpoint *checkpoint, const char *prefix,
                                  size_t *first);
 
+/* The layer with the model's index, or MEGAMOE_ENOTFOUND. */
+MEGAMOE_CHECKED megamoe_status mm_checkpoint_find_layer(const megamoe_checkpoint *checkpoint,
+                                                        int32_t index, const mm_layer **layer);
+
+struct mm_layer_tensors;
+
+/*
+ * Weights of what a family has made of a layer. They keep the checkpoint alive and take the sources
+ * of `tensors`, from which they are read. Or else, if it is not NULL, they own `memory` of
+ * mm_reserve, which the matrices point into; on failure it is released too.
+ */
+MEGAMOE_CHECKED megamoe_status mm_checkpoint_own(const megamoe_checkpoint *checkpoint,
+                                                 struct mm_layer_tensors *tensors, void *memory,
+                                                 size_t memory_bytes, megamoe_weights **weights);
+
 /* shards.c: opens the files of a path and fills files and tensors. */
 MEGAMOE_CHECKED megamoe_status mm_checkpoint_open_files(const char *path,
                                                         megamoe_checkpoint *checkpoint);

@@ -28,6 +28,8 @@ typedef struct mm_layer_tensors {
     mm_matrix_source *sources; /* one for each matrix */
 } mm_layer_tensors;
 
+typedef struct mm_wide_layer mm_wide_layer;
+
 struct mm_family {
     const char *name; /* megamoe_checkpoint_info.family; NULL: recognised but not run */
 
@@ -44,6 +46,13 @@ struct mm_family {
     megamoe_status (*weights)(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
                               mm_layer_tensors *tensors);
 
+    /*
+     * Of families whose experts are wider than 4 bits, which `weights` refuses: fills `wide` for
+     * quantizing to `format`; the caller frees its arrays, also after a failure. Else NULL.
+     */
+    megamoe_status (*wide)(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
+                           megamoe_format format, mm_wide_layer *wide);
+
     megamoe_status (*router)(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
                              megamoe_router **router);
 };
@@ -53,10 +62,12 @@ extern const mm_family mm_modelopt;
 extern const mm_family mm_compressed_tensors;
 extern const mm_family mm_gpt_oss;
 extern const mm_family mm_mimo;
+extern const mm_family mm_fp8;
+extern const mm_family mm_bf16;
 /* Formats that are recognised so that the message can name them. */
 extern const mm_family mm_refused;
 
-enum { MM_FAMILIES = 6 };
+enum { MM_FAMILIES = 8 };
 extern const mm_family *const mm_families[MM_FAMILIES];
 
 #endif

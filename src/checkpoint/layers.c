@@ -110,7 +110,10 @@ megamoe_status mm_checkpoint_find_layers(megamoe_checkpoint *checkpoint) {
     for (int32_t i = 0; i < checkpoint->n_layers; i++) {
         const mm_layer *layer = &checkpoint->layers[i];
         MM_TRY(layer->family->check(checkpoint, layer));
-        if (layer->family->name && !checkpoint->family)
+        if (!layer->family->name)
+            continue;
+        /* The first, but rather one whose layers can be run as they are. */
+        if (!checkpoint->family || (checkpoint->family->wide && !layer->family->wide))
             checkpoint->family = layer->family;
     }
     if (checkpoint->family)

@@ -12,15 +12,12 @@ static const struct format {
     const char *dtype; /* NULL: any */
     const char *name;
 } formats[] = {
-    {"weight", "F8_E4M3", "FP8"},
-    {"weight_scale_inv", "F32", "FP8"},
-    {"scale", "F32", "FP8"},
-    {"weight_scale", "F32", "FP8"},
-    {"weight", "BF16", "BF16, not quantized"},
     {"weight", "F16", "FP16, not quantized"},
     {"weight", "F32", "FP32, not quantized"},
-    {"gate_up_proj", "BF16", "BF16, not quantized"},
-    {"down_proj", "BF16", "BF16, not quantized"},
+    {"gate_up_proj", "BF16", "BF16, not quantized, fused in an order that no name tells"},
+    {"down_proj", "BF16", "BF16, not quantized, fused in an order that no name tells"},
+    {"gate_up_proj", "F8_E4M3", "FP8, fused in an order that no name tells"},
+    {"down_proj", "F8_E4M3", "FP8, fused in an order that no name tells"},
     {"weight_packed", "I32", "compressed-tensors with integer codes"},
 };
 

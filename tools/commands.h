@@ -8,6 +8,7 @@
     X(synth, "Write a checkpoint of a public model's geometry with synthetic weights.")            \
     X(inspect, "Describe a checkpoint or prepared file, layer by layer.")                          \
     X(prepare, "Pack the experts of a layer for a device into a file.")                            \
+    X(convert, "Write a checkpoint's expert layers as another family stores them.")                \
     X(run, "Run an expert layer over ranks.")                                                      \
     X(launch, "Start a program once for each rank on this machine.")                               \
     X(verify, "Compare the hashes of a prepared file with its bytes.")                             \

@@ -173,6 +173,31 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status
 megamoe_tensors_save(const char *path, const megamoe_tensor_spec *specs, size_t n,
                      megamoe_tensor_fill_fn fill, void *user, megamoe_progress progress);
 
+/* ---- Converting ---- */
+
+typedef struct megamoe_convert_options {
+    size_t struct_size;
+    const char *family;    /* "deepseek-v4", "modelopt-nvfp4", "compressed-tensors", "gpt-oss" */
+    megamoe_format format; /* 0: the first layer's if the family has it, else the family's own */
+    megamoe_progress progress;
+} megamoe_convert_options;
+
+/*
+ * Writes the expert layers of a checkpoint, their routers and its config.json as another family
+ * stores them, into the new directory `path` (a temporary one beside it, fsync, rename; an empty
+ * directory is replaced). All weights keep their values: MXFP4 stays as it is under any family's
+ * names, or becomes NVFP4 where each matrix's scales lie within 17 binades; global scales of NVFP4
+ * are inverted for compressed-tensors where FP32 has the reciprocal. Dense parts of the model and
+ * draft blocks are not written. Before it gets its name, what was written is opened, and layers
+ * and routers are compared with the source's.
+ * Returns: MEGAMOE_EINEXACT (a scale, global scale or bias that the family cannot hold, named by
+ * tensor and value), MEGAMOE_EUNSUPPORTED (the family or format; a model that the family's names
+ * would give another meaning; wide experts), MEGAMOE_EINVAL, MEGAMOE_EFORMAT, MEGAMOE_EIO,
+ * MEGAMOE_ENOMEM.
+ */
+MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_checkpoint_convert(
+    const megamoe_checkpoint *checkpoint, const megamoe_convert_options *options, const char *path);
+
 #ifdef __cplusplus
 }
 #endif

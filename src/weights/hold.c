@@ -265,6 +265,11 @@ megamoe_status mm_weights_keep(const megamoe_weights *weights, int32_t expert) {
     return MEGAMOE_OK;
 }
 
+const megamoe_matrix *mm_held_matrix(const megamoe_weights *weights, int32_t expert,
+                                     megamoe_projection projection) {
+    return mm_matrix_of(weights, expert, projection);
+}
+
 const uint8_t *mm_held_bytes(const megamoe_weights *weights, int32_t expert) {
     return weights->holds->experts[expert].bytes;
 }

@@ -37,6 +37,10 @@ MEGAMOE_CHECKED megamoe_status mm_weights_map_blobs(const megamoe_weights *weigh
 MEGAMOE_CHECKED megamoe_status mm_holds_open(megamoe_weights *weights);
 void mm_holds_close(megamoe_weights *weights);
 
+/* A matrix of an expert that is held, for weights in checkpoint form. */
+const megamoe_matrix *mm_held_matrix(const megamoe_weights *weights, int32_t expert,
+                                     megamoe_projection projection);
+
 /* The bytes that were read of an expert that is held. */
 const uint8_t *mm_held_bytes(const megamoe_weights *weights, int32_t expert);
 

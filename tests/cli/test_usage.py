@@ -9,7 +9,8 @@ import unittest
 
 from tool import TOOL, Case
 
-COMMANDS = ["info", "synth", "inspect", "prepare", "run", "launch", "verify", "bench"]
+COMMANDS = ["info", "synth", "inspect", "prepare", "convert", "run", "launch", "verify",
+            "bench"]
 SOURCE = os.environ["MEGAMOE_SOURCE"]
 
 

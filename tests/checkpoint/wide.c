@@ -296,6 +296,24 @@ T_CASE(rounding_at_its_edges) {
     built_free(&model);
 }
 
+/* FP32(largest / 2688) may lie below the quotient, and the largest group's scale then above 448. */
+T_CASE(the_largest_scale_is_448_and_never_nan) {
+    built model = bf16();
+    for (int i = 0; i < 32; i++) {
+        built_tensor *gate = part_of(&model, 0, MEGAMOE_GATE, "weight");
+        const float largest = ldexpf(1.0f + (float)i / 32, i % 5);
+        put_bf16(gate, 40, largest);
+        put_bf16(gate, 41, -largest);
+        megamoe_weights *weights = quantized(save_model(&model, NULL), MEGAMOE_FORMAT_NVFP4, 2);
+        megamoe_matrix matrix;
+        T_OK(megamoe_weights_matrix(weights, 0, MEGAMOE_GATE, &matrix));
+        T_EQ_HEX(((const uint8_t *)matrix.scales)[2], 0x7E);
+        T_EQ_HEX(((const uint8_t *)matrix.codes)[20], 0xF7);
+        megamoe_weights_close(weights);
+    }
+    built_free(&model);
+}
+
 typedef struct seen {
     uint64_t done, total;
     bool ordered;

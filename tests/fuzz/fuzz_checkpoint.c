@@ -54,6 +54,22 @@ static void read_all(const megamoe_weights *weights) {
         abort();
 }
 
+/* Of wide layers; what is described can be quantized, but for weights that are not finite. */
+static void quantize(const megamoe_checkpoint *checkpoint, int32_t layer) {
+    megamoe_stored_layer stored = MEGAMOE_INIT(megamoe_stored_layer);
+    const megamoe_status described = megamoe_checkpoint_stored(checkpoint, layer, &stored);
+    megamoe_quantize_options options = MEGAMOE_INIT(megamoe_quantize_options);
+    options.format = MEGAMOE_FORMAT_NVFP4;
+    options.threads = 1;
+    megamoe_weights *weights = NULL;
+    const megamoe_status status =
+        megamoe_checkpoint_quantize(checkpoint, layer, &options, &weights);
+    if ((status == MEGAMOE_OK) != (weights != NULL) ||
+        (status == MEGAMOE_OK && (described != MEGAMOE_OK || !stored.wide)))
+        abort();
+    megamoe_weights_close(weights);
+}
+
 static void use(const megamoe_checkpoint *checkpoint) {
     megamoe_checkpoint_info info = MEGAMOE_INIT(megamoe_checkpoint_info);
     if (megamoe_checkpoint_describe(checkpoint, &info) != MEGAMOE_OK)
@@ -70,6 +86,7 @@ static void use(const megamoe_checkpoint *checkpoint) {
         if (megamoe_checkpoint_router(checkpoint, layer, &router) == MEGAMOE_OK)
             megamoe_router_close(router);
         megamoe_weights_close(weights);
+        quantize(checkpoint, layer);
     }
 }
 

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "checkpoint/convert.h"
 #include "fixture.h"
 
 static const sizes odd = {.hidden = 96, .intermediate = 64, .experts = 3};
@@ -354,7 +355,65 @@ T_CASE(globals_are_inverted_where_a_divisor_exists) {
     built_free(&model);
 }
 
+T_CASE(fused_experts_get_tensors_of_their_own) {
+    built model = built_start();
+    static const char block[] = "model.layers.3.mlp.";
+    for (int down = 0; down < 2; down++) {
+        const char *name = down ? "down_proj" : "gate_up_proj";
+        const int64_t rows = down ? odd.hidden : 2 * odd.intermediate;
+        const int64_t columns = down ? odd.intermediate : odd.hidden;
+        randomize(&model,
+                  built_add(&model, "U8", SHAPE(odd.experts, rows, columns / 2), "%sexperts.%s",
+                            block, name),
+                  0, 255);
+        randomize(&model,
+                  built_add(&model, "F8_E4M3", SHAPE(odd.experts, rows, columns / 16),
+                            "%sexperts.%s_weight_scale", block, name),
+                  0, 0x7E);
+        built_tensor *globals =
+            built_add(&model, "F32", down ? SHAPE(odd.experts) : SHAPE(odd.experts, 2),
+                      "%sexperts.%s_weight_scale_2", block, name);
+        for (uint64_t i = 0; i < globals->bytes / 4; i++) {
+            const float global = ldexpf(1, -(int)i); /* powers of two have reciprocals */
+            memcpy(globals->data + 4 * i, &global, sizeof global);
+        }
+    }
+    add_router(&model, block, "gate.e_score_correction_bias");
+    const char *path = save_model(&model, "{\"model_type\":\"deepseek_v3\"," ROUTED "}");
+    for (int to = 1; to < 3; to++) {
+        const char *out = out_path();
+        T_OK(try_convert(path, families[to], 0, out));
+        same(path, out, odd.experts);
+    }
+    built_free(&model);
+}
+
 /* ---- Writing ---- */
+
+/* Layers of more than 4 GB are written in parts, of which the first has the router. */
+T_CASE(a_file_may_hold_a_part_of_the_experts) {
+    built model = v4();
+    megamoe_checkpoint *checkpoint = opened(save_model(&model, V4_CONFIG));
+    mm_conversion conversion;
+    T_OK(mm_conversion_open(checkpoint, &checkpoint->layers[0],
+                            mm_target_find("compressed-tensors", MEGAMOE_FORMAT_MXFP4),
+                            &conversion));
+    mm_converted_file parts[2];
+    T_OK(mm_converted_file_open(&conversion, 0, 1, &parts[0]));
+    T_OK(mm_converted_file_open(&conversion, 1, 3, &parts[1]));
+    T_EQ_INT((int64_t)parts[0].n, 2 + 6);
+    T_EQ_STR(parts[0].specs[0].name, "layers.3.ffn.gate.bias");
+    T_EQ_STR(parts[0].specs[2].name, "layers.3.ffn.experts.0.w1.weight_packed");
+    T_EQ_INT((int64_t)parts[1].n, 12);
+    T_EQ_STR(parts[1].specs[0].name, "layers.3.ffn.experts.1.w1.weight_packed");
+    T_EQ_STR(parts[1].specs[11].name, "layers.3.ffn.experts.2.w2.weight_scale");
+    T_EQ_INT((int64_t)parts[1].bytes, 2 * 3 * (WEIGHTS / 2 + WEIGHTS / 32));
+    mm_converted_file_close(&parts[0]);
+    mm_converted_file_close(&parts[1]);
+    mm_conversion_close(&conversion);
+    megamoe_checkpoint_close(checkpoint);
+    built_free(&model);
+}
 
 typedef struct seen {
     uint64_t done, total;

@@ -54,7 +54,7 @@ void megamoe_checkpoint_close(megamoe_checkpoint *checkpoint) {
     if (!checkpoint || atomic_fetch_sub_explicit(&checkpoint->users, 1, memory_order_acq_rel) != 1)
         return;
     for (size_t i = 0; i < checkpoint->n_files; i++)
-        mm_safetensors_close(&checkpoint->files[i]);
+        mm_tensor_file_close(&checkpoint->files[i]);
     free(checkpoint->files);
     for (size_t i = 0; checkpoint->copies && i < checkpoint->n_tensors; i++)
         free(checkpoint->copies[i]);

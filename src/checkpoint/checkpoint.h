@@ -22,7 +22,7 @@ typedef struct mm_layer {
 struct megamoe_checkpoint {
     atomic_int users; /* the handle and every megamoe_weights taken from it */
     char *path;       /* as it was opened */
-    mm_safetensors *files;
+    mm_tensor_file *files;
     size_t n_files;
     const mm_tensor **tensors; /* ascending by name; of a sharded one, those that the index lists */
     size_t n_tensors;

@@ -13,8 +13,8 @@
 
 enum { LENGTH_BYTES = 8 };
 
-const mm_safetensors_dtype *mm_safetensors_dtype_find(const char *name) {
-    static const mm_safetensors_dtype dtypes[] = {
+const mm_dtype *mm_safetensors_dtype_find(const char *name) {
+    static const mm_dtype dtypes[] = {
 #define X(dtype, bits) {#dtype, bits},
         MM_SAFETENSORS_DTYPES(X)
 #undef X
@@ -25,7 +25,7 @@ const mm_safetensors_dtype *mm_safetensors_dtype_find(const char *name) {
     return NULL;
 }
 
-bool mm_safetensors_bytes(const mm_safetensors_dtype *dtype, const int64_t *shape, int32_t rank,
+bool mm_safetensors_bytes(const mm_dtype *dtype, const int64_t *shape, int32_t rank,
                           uint64_t *bytes) {
     uint64_t bits = dtype->bits;
     for (int32_t i = 0; i < rank; i++)
@@ -33,15 +33,6 @@ bool mm_safetensors_bytes(const mm_safetensors_dtype *dtype, const int64_t *shap
             return false;
     *bytes = bits / 8;
     return bits % 8 == 0;
-}
-
-const char *mm_shape_text(const int64_t *shape, int32_t rank, char text[MM_SHAPE_TEXT]) {
-    size_t n = 1;
-    text[0] = '[';
-    for (int32_t i = 0; i < rank; i++)
-        n += (size_t)snprintf(text + n, MM_SHAPE_TEXT - n, "%s%" PRId64, i ? ", " : "", shape[i]);
-    snprintf(text + n, MM_SHAPE_TEXT - n, "]");
-    return text;
 }
 
 /* A tensor's place in the data, read before anything else about it is believed. */
@@ -151,7 +142,7 @@ static int by_place(const void *a, const void *b) {
 }
 
 /* The tensors must tile the data: no gap, no overlap, nothing behind the last. */
-static megamoe_status check_tiling(const char *path, mm_safetensors *file, uint64_t data_begin,
+static megamoe_status check_tiling(const char *path, mm_tensor_file *file, uint64_t data_begin,
                                    uint64_t data_bytes) {
     qsort(file->tensors, file->n, sizeof *file->tensors, by_place);
     uint64_t end = 0;
@@ -206,7 +197,7 @@ static megamoe_status read_header(const char *path, const char *text, size_t byt
 }
 
 static megamoe_status read_tensors(const char *path, json_t *header, uint64_t data_begin,
-                                   uint64_t data_bytes, mm_safetensors *file) {
+                                   uint64_t data_bytes, mm_tensor_file *file) {
     size_t n = 0, names_bytes = 0;
     const char *key;
     json_t *entry;
@@ -259,7 +250,7 @@ static megamoe_status read_length(const char *path, const uint8_t *data, uint64_
 
 /* Fills all but the path and the source. */
 static megamoe_status parse(const char *path, const char *text, uint64_t header_bytes,
-                            uint64_t file_bytes, mm_safetensors *file) {
+                            uint64_t file_bytes, mm_tensor_file *file) {
     json_t *header = NULL;
     MM_TRY(read_header(path, text, header_bytes, &header));
     const uint64_t data_begin = LENGTH_BYTES + header_bytes;
@@ -269,20 +260,20 @@ static megamoe_status parse(const char *path, const char *text, uint64_t header_
     return status;
 }
 
-static megamoe_status set_path(mm_safetensors *file, const char *path) {
-    *file = (mm_safetensors){.path = strdup(path)};
+static megamoe_status set_path(mm_tensor_file *file, const char *path) {
+    *file = (mm_tensor_file){.path = strdup(path)};
     return file->path ? MEGAMOE_OK : mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", path);
 }
 
 megamoe_status mm_safetensors_parse(const char *path, const uint8_t *data, uint64_t bytes,
-                                    mm_safetensors *file) {
+                                    mm_tensor_file *file) {
     uint64_t header_bytes = 0;
     MM_TRY(set_path(file, path));
     MM_TRY(read_length(path, data, bytes, &header_bytes));
     return parse(path, (const char *)data + LENGTH_BYTES, header_bytes, bytes, file);
 }
 
-megamoe_status mm_safetensors_open(const char *path, mm_safetensors *file) {
+megamoe_status mm_safetensors_open(const char *path, mm_tensor_file *file) {
     uint8_t length[LENGTH_BYTES] = {0};
     uint64_t header_bytes = 0;
     MM_TRY(set_path(file, path));
@@ -299,21 +290,4 @@ megamoe_status mm_safetensors_open(const char *path, mm_safetensors *file) {
         status = parse(path, text, header_bytes, bytes, file);
     free(text);
     return status;
-}
-
-megamoe_status mm_tensor_read(const mm_tensor *tensor, uint64_t offset, void *to, size_t bytes) {
-    return mm_file_read(&tensor->file->source, tensor->offset + offset, to, bytes);
-}
-
-void mm_safetensors_close(mm_safetensors *file) {
-    free(file->tensors);
-    free(file->names);
-    free(file->path);
-    mm_file_close(&file->source);
-    *file = (mm_safetensors){0};
-}
-
-const char *mm_safetensors_name(const mm_safetensors *file) {
-    const char *slash = strrchr(file->path, '/');
-    return slash ? slash + 1 : file->path;
 }

@@ -23,7 +23,7 @@ static megamoe_status plan_tensor(const char *path, const megamoe_tensor_spec *s
     const megamoe_tensor_spec *spec = &specs[index];
     if (!spec->name || !spec->dtype || strcmp(spec->name, "__metadata__") == 0)
         return mm_fail(MEGAMOE_EINVAL, "%s: tensor %zu needs a name and a dtype", path, index);
-    const mm_safetensors_dtype *dtype = mm_safetensors_dtype_find(spec->dtype);
+    const mm_dtype *dtype = mm_safetensors_dtype_find(spec->dtype);
     if (!dtype)
         return mm_fail(MEGAMOE_EINVAL, "%s: %s: dtype \"%s\" is none that safetensors defines",
                        path, spec->name, spec->dtype);

@@ -53,8 +53,8 @@ static megamoe_status list_tensors(megamoe_checkpoint *checkpoint, const json_t 
     if (!checkpoint->tensors || !checkpoint->copies)
         return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory for %zu tensors", checkpoint->path, n);
     for (size_t i = 0; i < checkpoint->n_files; i++) {
-        const mm_safetensors *file = &checkpoint->files[i];
-        const char *base = mm_safetensors_name(file);
+        const mm_tensor_file *file = &checkpoint->files[i];
+        const char *base = mm_tensor_file_name(file);
         for (size_t j = 0; j < file->n; j++) {
             const char *mapped =
                 json_string_value(json_object_get(weight_map, file->tensors[j].name));

@@ -7,7 +7,7 @@
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    mm_safetensors file;
+    mm_tensor_file file;
     if (mm_safetensors_parse("input", data, size, &file) == MEGAMOE_OK) {
         uint64_t total = 0;
         for (size_t i = 0; i < file.n; i++) {
@@ -19,6 +19,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         if (total > size)
             abort();
     }
-    mm_safetensors_close(&file);
+    mm_tensor_file_close(&file);
     return 0;
 }

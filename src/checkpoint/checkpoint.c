@@ -73,6 +73,8 @@ megamoe_status megamoe_checkpoint_describe(const megamoe_checkpoint *checkpoint,
         return mm_fail(MEGAMOE_EINVAL, "megamoe_checkpoint_describe: arguments must not be NULL");
     megamoe_checkpoint_info filled = MEGAMOE_INIT(megamoe_checkpoint_info);
     const json_t *model_type = json_object_get(checkpoint->config.root, "model_type");
+    if (!model_type)
+        model_type = json_object_get(checkpoint->config.root, "general.architecture");
     if (checkpoint->family)
         snprintf(filled.family, sizeof filled.family, "%s", checkpoint->family->name);
     if (json_is_string(model_type))
@@ -244,6 +246,7 @@ megamoe_status mm_checkpoint_own(const megamoe_checkpoint *checkpoint, mm_layer_
     if (!memory) {
         matrix_owner.places = place_matrix;
         matrix_owner.read = read_bytes;
+        matrix_owner.unpack = tensors->unpack;
     }
     return mm_weights_create(&tensors->desc, tensors->matrices, matrix_owner, weights);
 }

@@ -62,6 +62,13 @@ MEGAMOE_CHECKED megamoe_status mm_checkpoint_open_files(const char *path,
 MEGAMOE_CHECKED megamoe_status mm_checkpoint_open_file(const char *path,
                                                        megamoe_checkpoint *checkpoint);
 
+/*
+ * Lists the tensors of the open files; with a weight_map (NULL: without) those that it maps to the
+ * file they are in.
+ */
+MEGAMOE_CHECKED megamoe_status mm_checkpoint_list_tensors(megamoe_checkpoint *checkpoint,
+                                                          const json_t *weight_map);
+
 /* layers.c: gives every layer its family and checks the config against them. */
 MEGAMOE_CHECKED megamoe_status mm_checkpoint_find_layers(megamoe_checkpoint *checkpoint);
 

@@ -8,6 +8,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "megamoe/checkpoint.h"
+#include "weights/weights.h"
 
 /* A tensor that a family takes for an expert tensor in its format. */
 typedef struct mm_claim {
@@ -26,6 +27,7 @@ typedef struct mm_layer_tensors {
     megamoe_layer_desc desc;
     megamoe_matrix *matrices;  /* experts * 3; their pointers stay NULL */
     mm_matrix_source *sources; /* one for each matrix */
+    mm_unpack_fn unpack;       /* of matrices in blocks, which codes and codes_at show; else NULL */
 } mm_layer_tensors;
 
 typedef struct mm_wide_layer mm_wide_layer;
@@ -64,10 +66,12 @@ extern const mm_family mm_gpt_oss;
 extern const mm_family mm_mimo;
 extern const mm_family mm_fp8;
 extern const mm_family mm_bf16;
+extern const mm_family mm_gguf;
 /* Formats that are recognised so that the message can name them. */
 extern const mm_family mm_refused;
+extern const mm_family mm_gguf_refused;
 
-enum { MM_FAMILIES = 8 };
+enum { MM_FAMILIES = 10 };
 extern const mm_family *const mm_families[MM_FAMILIES];
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "checkpoint/family.h"
+#include "checkpoint/gguf_model.h"
 
 /* The claims on the tensors of one block of names. */
 typedef struct block {
@@ -95,7 +96,8 @@ static megamoe_status drop_drafts(megamoe_checkpoint *checkpoint) {
                        " and num_nextn_predict_layers %" PRId32 " of %s",
                        checkpoint->layers[n - 1].first->file->path,
                        checkpoint->layers[n - 1].first->name, last, layers, drafts, config->path);
-    while (n > 0 && checkpoint->layers[n - 1].index >= layers)
+    while (n > 0 && (checkpoint->layers[n - 1].index >= layers ||
+                     mm_gguf_is_draft(checkpoint, &checkpoint->layers[n - 1])))
         n--;
     checkpoint->n_layers = n;
     return MEGAMOE_OK;

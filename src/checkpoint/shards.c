@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/gguf_files.h"
 #include "checkpoint/json.h"
 
 static const char index_name[] = "model.safetensors.index.json";
@@ -40,11 +41,8 @@ static megamoe_status reserve_files(megamoe_checkpoint *checkpoint, size_t n) {
     return MEGAMOE_OK;
 }
 
-/*
- * Lists the tensors of the open files; with a weight_map those that it maps to the file they are
- * in.
- */
-static megamoe_status list_tensors(megamoe_checkpoint *checkpoint, const json_t *weight_map) {
+megamoe_status mm_checkpoint_list_tensors(megamoe_checkpoint *checkpoint,
+                                          const json_t *weight_map) {
     size_t n = 0;
     for (size_t i = 0; i < checkpoint->n_files; i++)
         n += checkpoint->files[i].n;
@@ -70,10 +68,12 @@ static megamoe_status list_tensors(megamoe_checkpoint *checkpoint, const json_t 
 }
 
 megamoe_status mm_checkpoint_open_file(const char *path, megamoe_checkpoint *checkpoint) {
+    if (mm_gguf_is_file(path))
+        return mm_gguf_open_files(path, checkpoint);
     MM_TRY(reserve_files(checkpoint, 1));
     checkpoint->n_files = 1;
     MM_TRY(mm_safetensors_open(path, &checkpoint->files[0]));
-    return list_tensors(checkpoint, NULL);
+    return mm_checkpoint_list_tensors(checkpoint, NULL);
 }
 
 /* Names in an index come from strangers: a plain name in the index's own directory, or nothing. */
@@ -151,7 +151,7 @@ static megamoe_status open_index(const char *directory, const char *index,
     }
     MM_TRY_GOTO(collect_names(index, weight_map, names), end);
     MM_TRY_GOTO(open_named(directory, index, names, checkpoint), end);
-    MM_TRY_GOTO(list_tensors(checkpoint, weight_map), end);
+    MM_TRY_GOTO(mm_checkpoint_list_tensors(checkpoint, weight_map), end);
     status = check_mapped(index, weight_map, checkpoint);
 end:
     json_decref(names);
@@ -159,7 +159,7 @@ end:
     return status;
 }
 
-/* The only *.safetensors file of a directory without an index. */
+/* The only *.safetensors file of a directory without an index; NULL if there is none. */
 static megamoe_status find_only_file(const char *directory, char **path) {
     *path = NULL;
     DIR *stream = opendir(directory);
@@ -180,8 +180,6 @@ static megamoe_status find_only_file(const char *directory, char **path) {
             status = out_of_memory(directory);
     }
     closedir(stream);
-    if (status == MEGAMOE_OK && found == 0)
-        status = mm_fail(MEGAMOE_ENOTFOUND, "%s: holds no .safetensors file", directory);
     if (status == MEGAMOE_OK && found > 1)
         status = mm_fail(MEGAMOE_EFORMAT,
                          "%s: holds %zu .safetensors files but neither %s nor %s, which would say "
@@ -209,6 +207,8 @@ static megamoe_status open_directory(const char *directory, megamoe_checkpoint *
     if (!mm_file_exists(single)) {
         free(single);
         MM_TRY_GOTO(find_only_file(directory, &single), end);
+        if (!single)
+            MM_TRY_GOTO(mm_gguf_find(directory, &single), end);
     }
     status = mm_checkpoint_open_file(single, checkpoint);
 end:
@@ -226,6 +226,8 @@ megamoe_status mm_checkpoint_open_files(const char *path, megamoe_checkpoint *ch
         MM_TRY(mm_config_open(path, &checkpoint->config));
         return open_directory(path, checkpoint);
     }
+    if (mm_gguf_is_file(path)) /* has its config inside */
+        return mm_gguf_open_files(path, checkpoint);
     const char *slash = strrchr(path, '/');
     const size_t bytes = slash ? (size_t)(slash - path) : 0; /* 0 is the root, "/" and the name */
     char *directory = slash ? strndup(path, bytes) : strdup(".");

@@ -144,16 +144,58 @@ static void point_matrices(const megamoe_weights *weights, int32_t expert, const
     }
 }
 
-/* Reads the parts first..last of an expert and checks its scales, which are among them. */
-static megamoe_status read_matrices(const megamoe_weights *weights, int32_t expert, int first,
-                                    int last, uint8_t *buffer) {
-    mm_matrix_places places[MM_PROJECTIONS] = {0};
-    places_of(weights, expert, places);
+/* Bytes of a matrix: codes, and with its scales. All three have as many. */
+static size_t codes_bytes(const megamoe_layer_desc *desc) {
+    return (size_t)desc->hidden * (size_t)desc->intermediate / 2;
+}
+
+static size_t matrix_bytes(const megamoe_layer_desc *desc) {
+    return codes_bytes(desc) + 2 * codes_bytes(desc) / (size_t)mm_group_size(desc->format);
+}
+
+/* Matrices in blocks: the three of them, room for the blocks of one, and the biases. */
+static megamoe_status read_blocks(const megamoe_weights *weights, int32_t expert,
+                                  const mm_matrix_places places[MM_PROJECTIONS], uint8_t *buffer) {
+    const megamoe_layer_desc *desc = &weights->desc;
+    const mm_matrix_owner *owner = &weights->owner;
+    const size_t bytes = matrix_bytes(desc);
+    uint8_t *blocks = buffer + MM_PROJECTIONS * bytes, *bias = blocks + bytes;
+    for (megamoe_projection p = MEGAMOE_GATE; p <= MEGAMOE_DOWN; p++) {
+        megamoe_matrix *m = &weights->matrices[(size_t)expert * MM_PROJECTIONS + p];
+        uint8_t *codes = buffer + (size_t)p * bytes, *scales = codes + codes_bytes(desc);
+        MM_TRY(owner->read(owner->owner, places[p].codes, blocks, bytes));
+        owner->unpack(desc->format, blocks, bytes, codes, scales);
+        m->codes = codes;
+        m->scales = scales;
+        if (!desc->has_bias)
+            continue;
+        const range biases = range_of(weights, p, BIAS, m, places[p].bias);
+        MM_TRY(owner->read(owner->owner, biases.from, bias, biases.bytes));
+        m->bias = bias;
+        bias += biases.bytes;
+    }
+    return MEGAMOE_OK;
+}
+
+/* Reads the parts first..last of an expert. */
+static megamoe_status read_ranges(const megamoe_weights *weights, int32_t expert,
+                                  const mm_matrix_places places[MM_PROJECTIONS], int first,
+                                  int last, uint8_t *buffer) {
     const ranges all = ranges_of(weights, expert, places, first, last);
     for (int i = 0; i < all.n; i++)
         MM_TRY(weights->owner.read(weights->owner.owner, all.range[i].from,
                                    buffer + all.range[i].at, all.range[i].bytes));
     point_matrices(weights, expert, &all, places, buffer);
+    return MEGAMOE_OK;
+}
+
+/* The same, or all of one in blocks; then checks its scales, which are among them. */
+static megamoe_status read_matrices(const megamoe_weights *weights, int32_t expert, int first,
+                                    int last, uint8_t *buffer) {
+    mm_matrix_places places[MM_PROJECTIONS] = {0};
+    places_of(weights, expert, places);
+    MM_TRY(weights->owner.unpack ? read_blocks(weights, expert, places, buffer)
+                                 : read_ranges(weights, expert, places, first, last, buffer));
     return mm_expert_scales_check(weights, expert);
 }
 
@@ -164,6 +206,9 @@ static size_t bytes_of(const megamoe_weights *weights, int32_t expert) {
         return weights->blob_bytes;
     mm_matrix_places places[MM_PROJECTIONS] = {0};
     places_of(weights, expert, places);
+    if (weights->owner.unpack)
+        return (MM_PROJECTIONS + 1) * matrix_bytes(&weights->desc) +
+               ranges_of(weights, expert, places, BIAS, BIAS).bytes;
     return ranges_of(weights, expert, places, CODES, BIAS).bytes;
 }
 

@@ -24,9 +24,17 @@ typedef struct mm_matrix_places {
 } mm_matrix_places;
 
 /*
+ * Takes blocks apart that hold codes and scales, in `bytes` bytes: codes in ascending k and scales,
+ * each with the rows of the matrix behind each other.
+ */
+typedef void (*mm_unpack_fn)(megamoe_format format, const uint8_t *blocks, size_t bytes,
+                             uint8_t *codes, uint8_t *scales);
+
+/*
  * Where matrices of a checkpoint live. `release` is called once, when the weights are
  * closed; it and `name` may be NULL. With `places` and `read` the matrices are given without
- * pointers, which they get while their expert is held (hold.h).
+ * pointers, which they get while their expert is held (hold.h). With `unpack` the codes are blocks
+ * that hold the scales too, as many bytes as both.
  */
 typedef struct mm_matrix_owner {
     void *owner;
@@ -35,6 +43,7 @@ typedef struct mm_matrix_owner {
     void (*places)(const void *owner, int32_t expert, megamoe_projection projection,
                    mm_matrix_places *places);
     megamoe_status (*read)(const void *owner, mm_place from, void *to, size_t bytes);
+    mm_unpack_fn unpack;
 } mm_matrix_owner;
 
 /*

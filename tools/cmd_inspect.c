@@ -101,9 +101,10 @@ static void print_shape(const source *s, const char *format) {
     report_line("layer", "%d: %s, hidden %d, intermediate %d, %d experts, top-%d", d->layer, format,
                 d->hidden, d->intermediate, d->experts, d->topk);
     const megamoe_activation *a = &d->activation;
-    if (a->offset != 0 || (a->alpha != 0 && a->alpha != 1))
-        report_line("activation", "alpha %g, offset %g, limit %g", (double)a->alpha,
-                    (double)a->offset, (double)a->limit);
+    const float alpha = a->alpha != 0 ? a->alpha : 1;
+    if (a->offset != 0 || alpha != 1)
+        report_line("activation", "alpha %g, offset %g, limit %g", (double)alpha, (double)a->offset,
+                    (double)a->limit);
     else if (a->limit > 0)
         report_line("activation", "limit %g", (double)a->limit);
     if (d->has_bias)

@@ -71,6 +71,7 @@ static const tensor_type tensor_types[] = {
     BLOCKS(34, "TQ1_0", 256, 54),
     BLOCKS(35, "TQ2_0", 256, 66),
     BLOCKS(41, "Q1_0", 128, 18),
+    BLOCKS(42, "Q2_0", 64, 18),
 };
 
 const mm_dtype *const mm_gguf_mxfp4 = &tensor_types[0].dtype;

@@ -18,6 +18,7 @@
 #include "quantize.h"
 #include "report.h"
 #include "synth.h"
+#include "synth_gguf.h"
 
 /*
  * A file holds one layer, or a part of its experts where the layer is larger than this and its
@@ -47,8 +48,12 @@ typedef struct tensor {
     char name[MODEL_NAME_BYTES + 32]; /* with the part behind the matrix or router */
 } tensor;
 
+/* By the words of --container. */
+enum { SAFETENSORS, GGUF };
+
 typedef struct checkpoint {
     const model *model;
+    int container;
     megamoe_format format;
     int64_t seed;
     int32_t threads;
@@ -328,7 +333,20 @@ static int write_json(const checkpoint *c, const char *name, json_t *object) {
     return code;
 }
 
+/* All layers in one file, which holds the config too. */
+static int write_gguf(checkpoint *c) {
+    char *path = NULL;
+    if (asprintf(&path, "%s/model.gguf", c->directory) < 0)
+        return report_error("out of memory");
+    const int code = synth_write_gguf(c->model, c->format, (uint64_t)c->seed, c->threads,
+                                      c->first_layer, c->layers, path, &c->bytes);
+    free(path);
+    return code;
+}
+
 static int write_checkpoint(checkpoint *c) {
+    if (c->container == GGUF)
+        return write_gguf(c);
     int code = EXIT_DONE;
     for (int32_t layer = 0; code == EXIT_DONE && layer < c->layers; layer++)
         for (int32_t part = 0; code == EXIT_DONE && part < c->files_per_layer; part++)
@@ -423,7 +441,7 @@ static int list_models(bool json) {
 
 static int report(const checkpoint *c, const char *out, bool json) {
     const model *m = c->model;
-    const int32_t files = c->layers * c->files_per_layer;
+    const int32_t files = c->container == GGUF ? 1 : c->layers * c->files_per_layer;
     if (json)
         return report_json(
             json_pack("{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:I, s:I}", "path", out,
@@ -442,7 +460,7 @@ static int report(const checkpoint *c, const char *out, bool json) {
 
 int cmd_synth(int argc, char **argv) {
     const char *name = NULL, *out = NULL;
-    int format = -1;
+    int format = -1, container = SAFETENSORS;
     int64_t layers = 1, seed = 1, threads = parallel_cores();
     double scale = 1;
     bool list = false, json = false;
@@ -451,6 +469,8 @@ int cmd_synth(int argc, char **argv) {
         {"out", OPTION_TEXT, &out, "DIR", "the checkpoint's directory, new or empty", 0, 0},
         {"layers", OPTION_INTEGER, &layers, "N", "its first N expert layers (1)", 1, 1000},
         {"format", OPTION_CHOICE, &format, "mxfp4|nvfp4", "(as published)", 0, 0},
+        {"container", OPTION_CHOICE, &container, "safetensors|gguf", "of the files (safetensors)",
+         0, 0},
         {"scale", OPTION_NUMBER, &scale, "S", "multiplies hidden, intermediate and experts (1)",
          1e-6, 8},
         {"seed", OPTION_INTEGER, &seed, "N", "of the random weights (1)", 0, (double)INT64_MAX},
@@ -482,13 +502,14 @@ int cmd_synth(int argc, char **argv) {
                             full->layers - full->dense_layers);
     const model m = model_scaled(full, scale);
     checkpoint c = {.model = &m,
+                    .container = container,
                     .format = format < 0 ? m.published : (megamoe_format)(format + 1),
                     .seed = seed,
                     .threads = (int32_t)threads,
                     .first_layer = m.dense_layers,
                     .layers = (int32_t)layers,
                     .weight_map = json_object()};
-    if (!model_has_format(&m, c.format)) {
+    if (c.container == SAFETENSORS && !model_has_format(&m, c.format)) {
         json_decref(c.weight_map);
         return report_error("--format %s: no checkpoint of %s names its tensors in that format; %s",
                             megamoe_format_name(c.format), name, megamoe_format_name(m.published));
@@ -497,7 +518,7 @@ int cmd_synth(int argc, char **argv) {
     const uint64_t expert_bytes = 3 * (synth_code_bytes(&layer) + synth_scale_bytes(&layer));
     const uint64_t fit = expert_bytes < largest_file ? largest_file / expert_bytes : 1;
     c.experts_per_file = fit < (uint64_t)m.experts ? (int32_t)fit : m.experts;
-    if (model_is_fused(&m))
+    if (model_is_fused(&m) || c.container == GGUF)
         c.experts_per_file = m.experts;
     c.files_per_layer = (m.experts + c.experts_per_file - 1) / c.experts_per_file;
     code = write_out(&c, out);

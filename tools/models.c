@@ -224,6 +224,20 @@ const char *model_selection_bias(const model *m, int32_t layer) {
     return NULL;
 }
 
+const char *model_gguf_architecture(const model *m) {
+    switch (m->naming) {
+    case NAMES_DEEPSEEK_V4:
+        return "deepseek4";
+    case NAMES_QWEN3:
+        return "qwen3moe";
+    case NAMES_GPT_OSS:
+        return "gpt-oss";
+    case NAMES_DEEPSEEK_V3:
+        break;
+    }
+    return "deepseek2";
+}
+
 static json_t *deepseek_geometry(const model *m) {
     json_t *config = json_pack(
         "{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:b, s:f}", "model_type",

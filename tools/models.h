@@ -68,6 +68,9 @@ void model_fused_name(int32_t layer, megamoe_projection projection, char name[MO
 /* The part of a router that biases selection: "bias" or "e_score_correction_bias"; NULL if none. */
 const char *model_selection_bias(const model *m, int32_t layer);
 
+/* What GGUF files call the model's architecture. */
+const char *model_gguf_architecture(const model *m);
+
 /* config.json of a checkpoint with the layers first_layer..first_layer+n-1. NULL: out of memory. */
 json_t *model_config(const model *m, megamoe_format format, int32_t first_layer, int32_t n);
 

@@ -9,14 +9,18 @@
 
 #include "report.h"
 
+static bool ends_with(const char *text, const char *suffix) {
+    const size_t length = strlen(text), suffix_length = strlen(suffix);
+    return length >= suffix_length && strcmp(text + length - suffix_length, suffix) == 0;
+}
+
 /*
- * Whether a file is to be read as safetensors: by its name, or by the brace that its JSON header
- * begins with behind 8 bytes of length. Anything else must be a prepared file.
+ * Whether a file is to be read as a checkpoint: by its name, by GGUF's first bytes, or by the brace
+ * that the header of safetensors begins with behind 8 bytes of length. Anything else must be a
+ * prepared file.
  */
-static bool looks_like_safetensors(const char *path) {
-    static const char suffix[] = ".safetensors";
-    const size_t length = strlen(path), suffix_length = sizeof suffix - 1;
-    if (length >= suffix_length && strcmp(path + length - suffix_length, suffix) == 0)
+static bool looks_like_checkpoint(const char *path) {
+    if (ends_with(path, ".safetensors") || ends_with(path, ".gguf"))
         return true;
     struct stat properties; /* opening a FIFO would wait for its writer */
     if (stat(path, &properties) != 0 || !S_ISREG(properties.st_mode))
@@ -25,9 +29,9 @@ static bool looks_like_safetensors(const char *path) {
     if (stream == NULL)
         return false;
     char start[9];
-    const bool brace = fread(start, 1, sizeof start, stream) == sizeof start && start[8] == '{';
+    const bool read = fread(start, 1, sizeof start, stream) == sizeof start;
     fclose(stream);
-    return brace;
+    return read && (start[8] == '{' || memcmp(start, "GGUF", 4) == 0);
 }
 
 int source_open(const char *path, source *s) {
@@ -37,7 +41,7 @@ int source_open(const char *path, source *s) {
     struct stat properties;
     const bool directory = stat(path, &properties) == 0 && S_ISDIR(properties.st_mode);
     megamoe_status status;
-    if (directory || looks_like_safetensors(path)) {
+    if (directory || looks_like_checkpoint(path)) {
         status = megamoe_checkpoint_open(path, &s->checkpoint);
         if (status == MEGAMOE_OK)
             status = megamoe_checkpoint_describe(s->checkpoint, &s->info);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Checkpoints: a directory with safetensors files (single or sharded with an index) and
- * config.json, or one .safetensors file.
+ * config.json, or one .safetensors file; a GGUF file, one of its parts if it is split, or a
+ * directory with one.
  *
  * A family is a naming scheme with its format and routers. It is detected from tensor names,
  * dtypes and shapes and checked against the config; a disagreement is an error, never a guess.
@@ -12,6 +13,8 @@
  *   "gpt-oss"         OpenAI gpt-oss MXFP4 with biases, under its names of Hugging Face or its own
  *   "mimo-mxfp4"      MXFP4 in U8 tensors, as MiMo-V2.5-Pro-FP4
  *   "fp8", "bf16"     wider experts: run once they are quantized (megamoe_checkpoint_quantize)
+ *   "gguf"            GGUF files with experts in MXFP4 or NVFP4, of the architectures in
+ *                     docs/formats.md
  */
 #ifndef MEGAMOE_CHECKPOINT_H
 #define MEGAMOE_CHECKPOINT_H
@@ -27,9 +30,9 @@ extern "C" {
 typedef struct megamoe_checkpoint megamoe_checkpoint;
 
 /*
- * Opens a checkpoint; every safetensors header is checked (docs/formats.md). Its files stay open
- * and are read, not mapped: one that is cut in the meantime is MEGAMOE_EIO where it is missed.
- * Owns: the caller closes *checkpoint. Weights taken from it keep the files open.
+ * Opens a checkpoint; every header is checked (docs/formats.md). Its files stay open and are read,
+ * not mapped: one that is cut in the meantime is MEGAMOE_EIO where it is missed. Owns: the caller
+ * closes *checkpoint. Weights taken from it keep the files open.
  * Returns: MEGAMOE_ENOTFOUND, MEGAMOE_EIO, MEGAMOE_EFORMAT (with file, tensor and reason),
  * MEGAMOE_EUNSUPPORTED (a family or format that is recognised but not run), MEGAMOE_ENOMEM.
  */
@@ -42,10 +45,10 @@ MEGAMOE_API void megamoe_checkpoint_close(megamoe_checkpoint *checkpoint);
 typedef struct megamoe_checkpoint_info {
     size_t struct_size;
     char family[32];
-    char model_type[64]; /* of config.json; "" if it has none */
+    char model_type[64]; /* of config.json, or GGUF's architecture; "" if there is none */
     uint64_t files;
     uint64_t tensors;
-    uint64_t bytes; /* of the safetensors files */
+    uint64_t bytes; /* of the files */
     int32_t layers; /* MoE layers of which this checkpoint holds at least one expert tensor */
 } megamoe_checkpoint_info;
 
@@ -126,17 +129,17 @@ megamoe_checkpoint_quantize(const megamoe_checkpoint *checkpoint, int32_t layer,
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_checkpoint_router(
     const megamoe_checkpoint *checkpoint, int32_t layer, megamoe_router **router);
 
-/* One tensor of a safetensors file. */
+/* One tensor of a file. */
 typedef struct megamoe_tensor {
     char dtype[16]; /* as the file spells it */
     int32_t rank;
-    int64_t shape[8];
+    int64_t shape[8]; /* the last dimension varies fastest, of GGUF too */
     const void *data; /* borrowed from the checkpoint; aligned as malloc does it */
     uint64_t bytes;
 } megamoe_tensor;
 
 /*
- * Opens one safetensors file for its tensors alone, without a family or config.
+ * Opens one safetensors or GGUF file for its tensors alone, without a family or config.
  * megamoe_checkpoint_weights, _router and _layer find nothing in it.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_tensors_open(const char *path,

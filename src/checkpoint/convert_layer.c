@@ -41,7 +41,8 @@ static megamoe_status form_block(mm_conversion *c) {
         snprintf(c->block, sizeof c->block, "model.layers.%" PRId32 ".mlp.", c->layer->index);
         c->like = (mm_expert_name){.layer = c->layer->index};
     } else {
-        return mm_fail(MEGAMOE_EUNSUPPORTED, "%s: %s: layers of %s are not converted",
+        return mm_fail(MEGAMOE_EUNSUPPORTED,
+                       "%s: %s: layers of %s are not converted; they have no config.json",
                        c->layer->first->file->path, name, c->layer->family->name);
     }
     c->like.block_bytes = strlen(c->block);

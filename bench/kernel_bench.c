@@ -20,7 +20,20 @@ static const double seconds_of_pass = 0.02;
 static const size_t cold_bytes = (size_t)512 << 20;
 
 static const char *const tier_names[MM_TIERS] = {"scalar", "avx2", "avx512"};
-static const char *const format_names[MM_TILE_FORMATS] = {"mxfp4", "nvfp4", "e4m3"};
+
+/* A kernel: the tiles that it reads, and its activations. */
+typedef struct arm {
+    mm_tile_format format;
+    bool int8;
+    const char *name;
+} arm;
+
+static const arm arms[] = {
+    {MM_TILE_MXFP4, false, "mxfp4"},     {MM_TILE_NVFP4, false, "nvfp4"},
+    {MM_TILE_E4M3, false, "e4m3"},       {MM_TILE_MXFP4, true, "mxfp4-int8"},
+    {MM_TILE_NVFP4, true, "nvfp4-int8"},
+};
+enum { ARMS = sizeof arms / sizeof *arms };
 
 struct setting {
     bool json;
@@ -43,13 +56,13 @@ static size_t tile_bytes_of(mm_tile_format format, int32_t k) {
     }
 }
 
-static void (*kernel_of(mm_tier tier, mm_tile_format format))(const mm_dot *) {
+static void (*kernel_of(mm_tier tier, const arm *a))(const mm_dot *) {
     const mm_kernels *kernels = mm_kernels_of(tier);
-    switch (format) {
+    switch (a->format) {
     case MM_TILE_MXFP4:
-        return kernels->dot_mxfp4;
+        return a->int8 ? kernels->dot_mxfp4_int8 : kernels->dot_mxfp4;
     case MM_TILE_NVFP4:
-        return kernels->dot_nvfp4;
+        return a->int8 ? kernels->dot_nvfp4_int8 : kernels->dot_nvfp4;
     default:
         return kernels->dot_e4m3;
     }
@@ -105,30 +118,31 @@ static void fill(uint8_t *weights, size_t bytes, uint32_t *x, size_t pairs) {
         x[i] = 0x3F803F00u;
 }
 
-static void report(struct setting *setting, const char *what, mm_tier tier, mm_tile_format format,
+static void report(struct setting *setting, const char *what, mm_tier tier, const arm *a,
                    int32_t tokens, double gflops, double gbs, megamoe_device_ceilings ceilings) {
-    const double of_dot = gflops / ceilings.dot_gflops, of_read = gbs / ceilings.read_gbs;
+    const double peak = a->int8 ? ceilings.int8_gops : ceilings.dot_gflops;
     if (!setting->json) {
-        printf("%-4s  %-6s  %-5s  %6d  %8.1f  %5.1f %%  %6.1f  %5.1f %%\n", what, tier_names[tier],
-               format_names[format], tokens, gflops, 100 * of_dot, gbs, 100 * of_read);
+        printf("%-4s  %-6s  %-10s  %6d  %8.1f  %5.1f %%  %6.1f  %5.1f %%\n", what, tier_names[tier],
+               a->name, tokens, gflops, 100 * gflops / peak, gbs, 100 * gbs / ceilings.read_gbs);
         fflush(stdout);
         return;
     }
     printf("%s\n  {\"where\": \"%s\", \"tier\": \"%s\", \"format\": \"%s\", \"k\": %d, "
            "\"tokens\": %d, "
            "\"gflops\": %.2f, \"dot_peak_gflops\": %.2f, \"gbs\": %.2f, \"read_gbs\": %.2f}",
-           setting->first_row ? "" : ",", what, tier_names[tier], format_names[format], setting->k,
-           tokens, gflops, ceilings.dot_gflops, gbs, ceilings.read_gbs);
+           setting->first_row ? "" : ",", what, tier_names[tier], a->name, setting->k, tokens,
+           gflops, peak, gbs, ceilings.read_gbs);
     setting->first_row = false;
 }
 
-static void bench_hot(struct setting *setting, mm_tier tier, mm_tile_format format) {
+static void bench_hot(struct setting *setting, mm_tier tier, const arm *a) {
     const int32_t k = setting->k;
     const int32_t tiles = 4; /* enough for side by side; in the second-level cache */
-    const size_t tile_bytes = tile_bytes_of(format, k);
+    const size_t tile_bytes = tile_bytes_of(a->format, k);
     const size_t pairs = (size_t)k / 2 * MM_PANEL_TOKENS;
     uint8_t *weights = need((size_t)tiles * tile_bytes);
     uint32_t *x = need(pairs * sizeof *x);
+    float *chunk_scale = need(pairs * sizeof *chunk_scale);
     float *out = need((size_t)tiles * MM_PANEL_TOKENS * MM_TILE_ROWS * sizeof *out);
     fill(weights, (size_t)tiles * tile_bytes, x, pairs);
     const megamoe_device_ceilings ceilings = measure(tier);
@@ -139,6 +153,7 @@ static void bench_hot(struct setting *setting, mm_tier tier, mm_tile_format form
                             .k = k,
                             .tokens = tokens,
                             .x = x,
+                            .chunk_scale = a->int8 ? chunk_scale : NULL,
                             .out = out};
         double gflops[PASSES];
         const double flops = 2.0 * MM_TILE_ROWS * k * tokens * tiles;
@@ -148,7 +163,7 @@ static void bench_hot(struct setting *setting, mm_tier tier, mm_tile_format form
             for (;;) {
                 const double start = now();
                 for (int64_t i = 0; i < calls; i++)
-                    kernel_of(tier, format)(&dot);
+                    kernel_of(tier, a)(&dot);
                 seconds = now() - start;
                 if (seconds >= seconds_of_pass)
                     break;
@@ -158,22 +173,24 @@ static void bench_hot(struct setting *setting, mm_tier tier, mm_tile_format form
         }
         const double rate = median(gflops, PASSES);
         const double bytes_per_flop = (double)tile_bytes / (2.0 * MM_TILE_ROWS * k * tokens);
-        report(setting, "hot", tier, format, tokens, rate, rate * bytes_per_flop, ceilings);
+        report(setting, "hot", tier, a, tokens, rate, rate * bytes_per_flop, ceilings);
     }
     mm_unreserve(weights, (size_t)tiles * tile_bytes);
     mm_unreserve(x, pairs * sizeof *x);
+    mm_unreserve(chunk_scale, pairs * sizeof *chunk_scale);
     mm_unreserve(out, (size_t)tiles * MM_PANEL_TOKENS * MM_TILE_ROWS * sizeof *out);
 }
 
-static void bench_cold(struct setting *setting, mm_tier tier, mm_tile_format format) {
+static void bench_cold(struct setting *setting, mm_tier tier, const arm *a) {
     static const int32_t token_counts[] = {1, 2, 3, 4, 8, 12};
     const int32_t k = setting->k, tiles = setting->expert_tiles;
-    const size_t tile_bytes = tile_bytes_of(format, k);
+    const size_t tile_bytes = tile_bytes_of(a->format, k);
     const size_t expert_bytes = (size_t)tiles * tile_bytes;
     const size_t experts = cold_bytes / expert_bytes;
     const size_t pairs = (size_t)k / 2 * MM_PANEL_TOKENS;
     uint8_t *weights = need(experts * expert_bytes);
     uint32_t *x = need(pairs * sizeof *x);
+    float *chunk_scale = need(pairs * sizeof *chunk_scale);
     float *out = need((size_t)tiles * MM_PANEL_TOKENS * MM_TILE_ROWS * sizeof *out);
     fill(weights, experts * expert_bytes, x, pairs);
     for (size_t n = 0; n < sizeof token_counts / sizeof *token_counts; n++) {
@@ -189,17 +206,19 @@ static void bench_cold(struct setting *setting, mm_tier tier, mm_tile_format for
                                     .k = k,
                                     .tokens = tokens,
                                     .x = x,
+                                    .chunk_scale = a->int8 ? chunk_scale : NULL,
                                     .out = out};
-                kernel_of(tier, format)(&dot);
+                kernel_of(tier, a)(&dot);
             }
             gbs[pass] = 1e-9 * (double)(experts * expert_bytes) / (now() - start);
         }
         const double rate = median(gbs, PASSES);
         const double flops_per_byte = 2.0 * MM_TILE_ROWS * k * tokens / (double)tile_bytes;
-        report(setting, "cold", tier, format, tokens, rate * flops_per_byte, rate, ceilings);
+        report(setting, "cold", tier, a, tokens, rate * flops_per_byte, rate, ceilings);
     }
     mm_unreserve(weights, experts * expert_bytes);
     mm_unreserve(x, pairs * sizeof *x);
+    mm_unreserve(chunk_scale, pairs * sizeof *chunk_scale);
     mm_unreserve(out, (size_t)tiles * MM_PANEL_TOKENS * MM_TILE_ROWS * sizeof *out);
 }
 
@@ -260,15 +279,15 @@ int main(int argc, char **argv) {
     if (setting.json)
         printf("[");
     else
-        printf("where tier    weights tokens  GFLOP/s  of dot    GB/s  of read\n");
+        printf("where tier    weights     tokens  GFLOP/s  of dot    GB/s  of read\n");
     for (mm_tier tier = MM_TIER_SCALAR; tier < MM_TIERS; tier++) {
         if (!mm_tier_runs(tier) || (setting.tier != MM_TIERS && setting.tier != tier))
             continue;
-        for (mm_tile_format format = MM_TILE_MXFP4; format < MM_TILE_FORMATS; format++) {
+        for (int i = 0; i < ARMS; i++) {
             if (setting.hot)
-                bench_hot(&setting, tier, format);
+                bench_hot(&setting, tier, &arms[i]);
             if (setting.cold)
-                bench_cold(&setting, tier, format);
+                bench_cold(&setting, tier, &arms[i]);
         }
     }
     if (setting.json)

@@ -79,6 +79,7 @@ typedef struct megamoe_device_ceilings {
     double dot_gflops; /* CPU: rate of the multiply-adds that this tier's dot products use */
     double copy_gbs;   /* GPU: copy within its memory, bytes read and bytes written together */
     double mma_tflops; /* GPU: rate of E4M3 multiplications on tensor cores, 1e12 per second */
+    double int8_gops;  /* CPU: as dot_gflops, of the dot products of int8 activations */
 } megamoe_device_ceilings;
 
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status

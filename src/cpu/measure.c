@@ -51,7 +51,7 @@ static void read_part(void *argument, int32_t thread, int32_t threads) {
 }
 
 struct multiplying {
-    const mm_kernels *kernels;
+    void (*peak)(int64_t rounds, double *flops);
     int64_t rounds;
     double flops; /* of one thread; every thread does as many */
 };
@@ -60,7 +60,7 @@ static void multiply(void *argument, int32_t thread, int32_t threads) {
     (void)threads;
     struct multiplying *multiplying = argument;
     double flops;
-    multiplying->kernels->dot_peak(multiplying->rounds, &flops);
+    multiplying->peak(multiplying->rounds, &flops);
     if (thread == 0)
         multiplying->flops = flops;
 }
@@ -109,8 +109,8 @@ static megamoe_status measure_read(mm_pool *pool, double *gbs) {
     return MEGAMOE_OK;
 }
 
-static double measure_dot(mm_pool *pool, const mm_kernels *kernels) {
-    struct multiplying multiplying = {.kernels = kernels, .rounds = 1000};
+static double measure_dot(mm_pool *pool, void (*peak)(int64_t rounds, double *flops)) {
+    struct multiplying multiplying = {.peak = peak, .rounds = 1000};
     while (seconds_of(pool, multiply, &multiplying) < seconds_of_pass)
         multiplying.rounds *= 2;
     const double seconds = median_seconds(pool, multiply, &multiplying);
@@ -119,6 +119,7 @@ static double measure_dot(mm_pool *pool, const mm_kernels *kernels) {
 
 megamoe_status mm_cpu_measure(megamoe_device *device, megamoe_device_ceilings *ceilings) {
     MM_TRY(measure_read(device->pool, &ceilings->read_gbs));
-    ceilings->dot_gflops = measure_dot(device->pool, device->kernels);
+    ceilings->dot_gflops = measure_dot(device->pool, device->kernels->dot_peak);
+    ceilings->int8_gops = measure_dot(device->pool, device->kernels->dot_peak_int8);
     return MEGAMOE_OK;
 }

@@ -4,6 +4,7 @@
  * rows_avx512.c, which define MM_ROWS(name); the compiler vectorises the loops for the flags of
  * that file. All operations are IEEE, so every tier gives the same bits.
  */
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -82,6 +83,53 @@ void MM_ROWS(expand)(const uint8_t *codes, const uint8_t *scales, int32_t n, int
     }
 }
 
+/* An int8 block of zeros (`largest` 0), or one that is not finite. */
+static void blank_int8(uint8_t *codes, int32_t n, uint32_t largest, float *scale) {
+    for (int32_t i = 0; i < n; i++)
+        codes[i] = 0;
+    *scale = largest ? NAN : 0.0f;
+}
+
+void MM_ROWS(quantize_int8)(const uint16_t *x, int32_t n, uint8_t *codes, float *scales) {
+    for (int32_t start = 0; start < n; start += MM_BLOCK) {
+        const int32_t count = n - start < MM_BLOCK ? n - start : MM_BLOCK;
+        const uint16_t *from = x + start;
+        uint8_t *to = codes + start;
+        const uint32_t largest = largest_bf16(from, count);
+        if (largest == 0 || largest >= 0x7F80u) {
+            blank_int8(to, count, largest, &scales[start / MM_BLOCK]);
+            continue;
+        }
+        const mm_int8_scale block = mm_int8_scale_of(mm_bf16_to_f32((uint16_t)largest));
+        const float lift = block.lift, inverse = block.inverse;
+        for (int32_t i = 0; i < count; i++)
+            to[i] = mm_int8_from_f32(mm_bf16_to_f32(from[i]) * lift * inverse);
+        scales[start / MM_BLOCK] = block.scale;
+    }
+}
+
+void MM_ROWS(expand_int8)(const uint8_t *codes, int32_t n, int32_t k, int32_t group_k,
+                          uint32_t *panel, int32_t tokens, int32_t column) {
+    uint32_t *to = panel + column;
+    for (int32_t start = 0; start < k; start += group_k) {
+        uint8_t group[MM_K_MULTIPLE] = {0};
+        if (n > start)
+            memcpy(group, codes + start, (size_t)(n - start < group_k ? n - start : group_k));
+        int32_t sum = 0;
+        for (int32_t i = 0; i < group_k; i++)
+            sum += (int8_t)group[i];
+        to[0] = (uint32_t)(-MM_INT8_OFFSET * sum);
+        to += tokens;
+        for (int32_t i = 0; i < group_k; i += MM_SLICE_K, to += 2 * (size_t)tokens) {
+            const uint8_t *x = group + i;
+            to[0] =
+                (uint32_t)x[0] | (uint32_t)x[4] << 8 | (uint32_t)x[1] << 16 | (uint32_t)x[5] << 24;
+            to[tokens] =
+                (uint32_t)x[2] | (uint32_t)x[6] << 8 | (uint32_t)x[3] << 16 | (uint32_t)x[7] << 24;
+        }
+    }
+}
+
 /* The row factors of one tile. In a loop of their own: bytes would halve the vectors of the rest.
  */
 static void row_factors(const int8_t *exponents, float factors[MM_TILE_ROWS]) {
@@ -120,12 +168,18 @@ void MM_ROWS(activate)(const mm_activate *a) {
     }
 }
 
-void MM_ROWS(quantize_hidden)(const float *h, int32_t n, uint8_t *codes, uint8_t *scale) {
+/* Bits of the largest magnitude of n values. From 0x7F800000 on not all are finite. */
+static uint32_t largest_f32(const float *h, int32_t n) {
     uint32_t largest = 0;
     for (int32_t i = 0; i < n; i++) {
         const uint32_t magnitude = mm_f32_bits(h[i]) & 0x7FFFFFFFu;
         largest = magnitude > largest ? magnitude : largest;
     }
+    return largest;
+}
+
+void MM_ROWS(quantize_hidden)(const float *h, int32_t n, uint8_t *codes, uint8_t *scale) {
+    const uint32_t largest = largest_f32(h, n);
     if (largest >= 0x7F800000u) {
         memset(codes, MM_E4M3_NAN, (size_t)n);
         *scale = MM_BLOCK_BYTE_ZERO;
@@ -136,6 +190,19 @@ void MM_ROWS(quantize_hidden)(const float *h, int32_t n, uint8_t *codes, uint8_t
     for (int32_t i = 0; i < n; i++)
         codes[i] = mm_e4m3_from_f32(h[i] * inverse);
     *scale = (uint8_t)(exponent + MM_BLOCK_BYTE_ZERO);
+}
+
+void MM_ROWS(quantize_hidden_int8)(const float *h, int32_t n, uint8_t *codes, float *scale) {
+    const uint32_t largest = largest_f32(h, n);
+    if (largest == 0 || largest >= 0x7F800000u) {
+        blank_int8(codes, n, largest, scale);
+        return;
+    }
+    const mm_int8_scale block = mm_int8_scale_of(mm_f32_from_bits(largest));
+    const float lift = block.lift, inverse = block.inverse;
+    for (int32_t i = 0; i < n; i++)
+        codes[i] = mm_int8_from_f32(h[i] * lift * inverse);
+    *scale = block.scale;
 }
 
 void MM_ROWS(finish)(const mm_finish *f) {

@@ -50,7 +50,7 @@ static mm_tier best_tier(void) {
         return MM_TIER_SCALAR;
     if (!has(state, zmm_state) ||
         !has(ebx, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL) ||
-        !has(ecx, bit_AVX512VBMI) || subleaves < 1 ||
+        !has(ecx, bit_AVX512VBMI | bit_AVX512VNNI) || subleaves < 1 ||
         !__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !has(eax, bit_AVX512BF16))
         return MM_TIER_AVX2;
     return MM_TIER_AVX512;

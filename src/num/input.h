@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How activations become E4M3: the scales of docs/numerics.md, item 1. */
+/* How activations become E4M3 or int8: the scales of docs/numerics.md, item 1. */
 #ifndef MM_NUM_INPUT_H
 #define MM_NUM_INPUT_H
 
@@ -12,7 +12,7 @@ enum {
     MM_BLOCK_EXPONENT_MIN = -48,
     MM_BLOCK_EXPONENT_MAX = 47,
     MM_BLOCK_BYTE_ZERO = 127, /* E8M0 byte of exponent 0 */
-    MM_BLOCK_CHANNELS = 128   /* channels under one power-of-two scale */
+    MM_BLOCK_CHANNELS = 128   /* channels under one scale of a block */
 };
 
 /*
@@ -44,6 +44,28 @@ MM_NUM_INLINE mm_token_scale mm_token_scale_of(float amax) {
                             .inverse = MM_E4M3_MAX / lifted,
                             .scale = lifted / MM_E4M3_MAX,
                             .factor = tiny ? 0x1p-64f : 1.0f};
+}
+
+/* One scale for a block of int8 codes: x is multiplied by `lift`, then by `inverse`, and rounded.
+ */
+typedef struct mm_int8_scale {
+    float lift, inverse;
+    float scale;
+} mm_int8_scale;
+
+/* amax: the block's largest magnitude, finite and not zero. */
+MM_NUM_INLINE mm_int8_scale mm_int8_scale_of(float amax) {
+    const float most = 127.0f;
+    const int tiny = amax < 0x1p-100f;
+    const float lift = tiny ? 0x1p64f : 1.0f;
+    const float lifted = amax * lift;
+    return (mm_int8_scale){
+        .lift = lift, .inverse = most / lifted, .scale = lifted / most * (tiny ? 0x1p-64f : 1.0f)};
+}
+
+/* Round to nearest even, for magnitudes below 127.5: the low bits of a sum with 1.5 * 2^23. */
+MM_NUM_INLINE uint8_t mm_int8_from_f32(float value) {
+    return (uint8_t)mm_f32_bits(value + 0x1.8p23f);
 }
 
 #endif

@@ -104,6 +104,8 @@ T_CASE(measures) {
     T_CHECK_MSG(ceilings.read_gbs > 0.1 && ceilings.read_gbs < 1e5, "%g GB/s", ceilings.read_gbs);
     T_CHECK_MSG(ceilings.dot_gflops > 0.1 && ceilings.dot_gflops < 1e6, "%g GFLOP/s",
                 ceilings.dot_gflops);
+    T_CHECK_MSG(ceilings.int8_gops > 0.1 && ceilings.int8_gops < 1e6, "%g GOP/s",
+                ceilings.int8_gops);
     T_STATUS(megamoe_device_measure(NULL, &ceilings), MEGAMOE_EINVAL);
     megamoe_device_close(device);
 }

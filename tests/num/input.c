@@ -3,6 +3,7 @@
 #include "num/input.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #include "t.h"
 
@@ -37,5 +38,30 @@ T_CASE(token_scale_brings_the_largest_to_448) {
         holds = holds && s.lift * s.factor == 1.0f && (s.lift == 1.0f) == (amax >= 0x1p-100f);
         if (!T_CHECK_MSG(holds, "amax %a", (double)amax))
             break;
+    }
+}
+
+T_CASE(int8_scale_brings_the_largest_to_127) {
+    for (uint32_t bits = 1; bits < 0x7F800000; bits += bits < 0x00800000 ? 4097 : 65521) {
+        const float amax = mm_f32_from_bits(bits);
+        const mm_int8_scale s = mm_int8_scale_of(amax);
+        bool holds = mm_int8_from_f32(amax * s.lift * s.inverse) == 127;
+        holds = holds && mm_int8_from_f32(-amax * s.lift * s.inverse) == (uint8_t)-127;
+        /* Scales below FP32's normals are multiples of 2^-149. */
+        const double error = 0x1p-23 * (double)amax + 64 * 0x1p-149;
+        holds = holds && fabs((double)s.scale * 127 - (double)amax) <= error;
+        if (!T_CHECK_MSG(holds, "amax %a", (double)amax))
+            break;
+    }
+}
+
+T_CASE(int8_rounds_to_nearest_even) {
+    for (int twice = -254; twice <= 254; twice++) {
+        const double value = twice / 2.0;
+        T_EQ_INT((int8_t)mm_int8_from_f32((float)value), (int)nearbyint(value));
+        if (twice % 2 == 0 && abs(twice) < 254) {
+            T_EQ_INT((int8_t)mm_int8_from_f32((float)value + 0.4375f), twice / 2);
+            T_EQ_INT((int8_t)mm_int8_from_f32((float)value - 0.4375f), twice / 2);
+        }
     }
 }

@@ -113,7 +113,18 @@ MEGAMOE_API uint64_t megamoe_layer_bytes(const megamoe_layer *layer);
 
 typedef struct megamoe_workspace megamoe_workspace;
 
-/* How FC1's input is scaled (docs/numerics.md, items 1 and 3). */
+/* What FC1 and FC2 read (docs/numerics.md, items 1 and 5). */
+typedef enum megamoe_activation_type {
+    MEGAMOE_ACTIVATIONS_E4M3 = 0,
+    /*
+     * CPU only, with 4-bit weights (not folded NVFP4): int8 with one F32 per token and 128
+     * channels. Faster than E4M3, with sums of their own, for which the layer's `accumulate` plays
+     * no part.
+     */
+    MEGAMOE_ACTIVATIONS_INT8 = 1
+} megamoe_activation_type;
+
+/* How FC1's E4M3 input is scaled (docs/numerics.md, items 1 and 3). */
 typedef enum megamoe_input_scale {
     MEGAMOE_SCALE_TOKEN = 0,    /* one F32 per token */
     MEGAMOE_SCALE_BLOCK = 1,    /* one power of two (E8M0) per token and 128 channels */
@@ -125,10 +136,11 @@ typedef struct megamoe_shape {
     size_t struct_size;
     int32_t hidden;
     int32_t intermediate;
-    int32_t experts; /* logical */
-    int32_t topk;    /* slots per token, 1..64; CUDA: 1..16 */
-    megamoe_input_scale input_scale;
-    int32_t physical_experts; /* 0: equal to experts; CUDA: at most 1024 */
+    int32_t experts;                 /* logical */
+    int32_t topk;                    /* slots per token, 1..64; CUDA: 1..16 */
+    megamoe_input_scale input_scale; /* of E4M3; with INT8 it stays 0 */
+    int32_t physical_experts;        /* 0: equal to experts; CUDA: at most 1024 */
+    megamoe_activation_type activations;
 } megamoe_shape;
 
 typedef struct megamoe_capacity {
@@ -147,8 +159,8 @@ typedef struct megamoe_capacity {
  * Collective. All ranks are on the CPU, or all on CUDA devices (at most 64, folded 8).
  * Owns: the caller closes *workspace before `comm` and `device`.
  * Returns: MEGAMOE_EINVAL (also where ranks disagree about device, shape or capacity, naming the
- * field), MEGAMOE_EUNSUPPORTED (GPUs that cannot write into each other's memory), MEGAMOE_ENOMEM,
- * MEGAMOE_EPEER, MEGAMOE_EDEVICE.
+ * field), MEGAMOE_EUNSUPPORTED (GPUs that cannot write into each other's memory; int8 activations
+ * on a CUDA device), MEGAMOE_ENOMEM, MEGAMOE_EPEER, MEGAMOE_EDEVICE.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status
 megamoe_workspace_create(megamoe_comm *comm, megamoe_device *device, const megamoe_shape *shape,
@@ -172,10 +184,11 @@ MEGAMOE_API bool megamoe_workspace_part(const megamoe_workspace *workspace, int3
                                         const char **what, uint64_t *bytes);
 
 /*
- * Checks that layer and workspace fit and makes the first forward cost what later ones do. On the
- * CPU it backs their pages with memory; forwards allocate nothing, with or without it. On a CUDA
- * device it loads the kernels for any number of tokens; there all ranks of a folded communicator
- * have created their workspaces before (else MEGAMOE_ESTATE).
+ * Checks that layer and workspace fit (MEGAMOE_EUNSUPPORTED for int8 activations with folded NVFP4)
+ * and makes the first forward cost what later ones do. On the CPU it backs their pages with memory;
+ * forwards allocate nothing, with or without it. On a CUDA device it loads the kernels for any
+ * number of tokens; there all ranks of a folded communicator have created their workspaces before
+ * (else MEGAMOE_ESTATE).
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_prewarm(megamoe_layer *layer,
                                                            megamoe_workspace *workspace);
@@ -199,9 +212,9 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_stage(megamoe_workspace *work
  */
 typedef struct megamoe_workspace_views {
     size_t struct_size;
-    megamoe_view codes;        /* E4M3 [tokens, hidden], natural order */
+    megamoe_view codes;        /* E4M3 or I8 [tokens, hidden], natural order */
     megamoe_view scales;       /* F32 [tokens, 1]; E8M0 [tokens, ceil(hidden / 128)], bytes 79..174;
-                                  F32 [tokens, ceil(hidden / 128)] */
+                                  F32 [tokens, ceil(hidden / 128)], also of I8 codes */
     megamoe_view topk_ids;     /* I32 [tokens, topk] */
     megamoe_view topk_weights; /* F32 [tokens, topk] */
 } megamoe_workspace_views;
@@ -220,7 +233,8 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_commit_staged(megamoe_workspa
  * Returns: MEGAMOE_EINVAL, MEGAMOE_ESTATE (nothing staged; the workspace is dead after a deadline
  * or abort), MEGAMOE_ETIMEDOUT or MEGAMOE_EPEER (waiting for the other ranks ended so just now; a
  * CUDA device leaves them pending), MEGAMOE_EUNSUPPORTED (a CUDA device without room for the
- * launch), MEGAMOE_EDEVICE, or the pending error of an earlier forward. Allocates nothing.
+ * launch; int8 activations with folded NVFP4), MEGAMOE_EDEVICE, or the pending error of an earlier
+ * forward. Allocates nothing.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_forward(megamoe_layer *layer,
                                                            megamoe_workspace *workspace,

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 typedef enum megamoe_sum {
-    MEGAMOE_SUM_FP32 = 0, /* the CPU backend's order */
+    MEGAMOE_SUM_FP32 = 0, /* the CPU backend's order, of E4M3 or of int8 activations */
     MEGAMOE_SUM_WGMMA = 1 /* the tensor core's integer sum */
 } megamoe_sum;
 
@@ -22,15 +22,17 @@ typedef struct megamoe_reference_options {
     megamoe_accumulate accumulate;
     megamoe_nvfp4_mode nvfp4; /* ignored for prepared weights */
     bool weight_after_fc2;
-    megamoe_input_scale input_scale; /* TOKEN or BLOCK */
-    int32_t threads;                 /* 0: one per core available */
-    megamoe_progress progress;       /* units are routes */
+    megamoe_input_scale input_scale;     /* TOKEN or BLOCK */
+    int32_t threads;                     /* 0: one per core available */
+    megamoe_progress progress;           /* units are routes */
+    megamoe_activation_type activations; /* INT8: with MEGAMOE_SUM_FP32, not for folded NVFP4 */
 } megamoe_reference_options;
 
 /*
  * y[t] for n_tokens tokens of `topk` slots each: views as in megamoe_stage and megamoe_forward.
  * `options` may be NULL.
- * Returns: MEGAMOE_EINVAL, MEGAMOE_EID, MEGAMOE_EINEXACT, MEGAMOE_ENOMEM.
+ * Returns: MEGAMOE_EINVAL, MEGAMOE_EUNSUPPORTED (what int8 activations are not for), MEGAMOE_EID,
+ * MEGAMOE_EINEXACT, MEGAMOE_ENOMEM.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_reference_forward(
     const megamoe_weights *weights, const megamoe_reference_options *options, int32_t topk,

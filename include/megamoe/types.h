@@ -36,7 +36,8 @@ extern "C" {
     X(MEGAMOE_DTYPE_E4M3, 3, "F8_E4M3", 8)                                                         \
     X(MEGAMOE_DTYPE_E8M0, 4, "F8_E8M0", 8)                                                         \
     X(MEGAMOE_DTYPE_I32, 5, "I32", 32)                                                             \
-    X(MEGAMOE_DTYPE_I64, 6, "I64", 64)
+    X(MEGAMOE_DTYPE_I64, 6, "I64", 64)                                                             \
+    X(MEGAMOE_DTYPE_I8, 7, "I8", 8)
 
 typedef enum megamoe_dtype {
 #define X(name, value, text, bits) name = value,

@@ -115,7 +115,7 @@ class LayerOptions(Sized):
 class Shape(Sized):
     _fields_ = [("struct_size", c_size_t), ("hidden", c_int32), ("intermediate", c_int32),
                 ("experts", c_int32), ("topk", c_int32), ("input_scale", c_int),
-                ("physical_experts", c_int32)]
+                ("physical_experts", c_int32), ("activations", c_int)]
 
 
 class Capacity(Sized):
@@ -143,7 +143,7 @@ class WorkspaceTimes(Sized):
 class ReferenceOptions(Sized):
     _fields_ = [("struct_size", c_size_t), ("sum", c_int), ("accumulate", c_int),
                 ("nvfp4", c_int), ("weight_after_fc2", c_bool), ("input_scale", c_int),
-                ("threads", c_int32), ("progress", Progress)]
+                ("threads", c_int32), ("progress", Progress), ("activations", c_int)]
 
 
 # The C names of the structs above, for the test that compares them.

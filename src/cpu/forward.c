@@ -141,6 +141,20 @@ void mm_cpu_receive_counts(const mm_cpu_workspace *ws, int64_t *counts, int32_t 
 
 /* ---- compute: dispatch ---- */
 
+static bool int8_of(const mm_cpu_workspace *ws) {
+    return ws->shape.activations == MEGAMOE_ACTIVATIONS_INT8;
+}
+
+/* k that share a scale of the weights. */
+static int32_t group_of(mm_tile_format format) {
+    return format == MM_TILE_NVFP4 ? 16 : 32;
+}
+
+/* Words of one token's k columns in a panel. */
+static int32_t panel_words(const struct work *work, int32_t k) {
+    return int8_of(work->ws) ? mm_int8_panel_words(k, group_of(work->layer->layout.format)) : k / 2;
+}
+
 /* The codes of one route's token into its column of an FC1 panel. */
 static void pull_token(const struct work *work, const mm_panel *panel, int32_t column) {
     mm_cpu_workspace *ws = work->ws;
@@ -151,21 +165,25 @@ static void pull_token(const struct work *work, const mm_panel *panel, int32_t c
     const int64_t t = route->token;
     const bool promote = work->layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE;
     const bool by_block = ws->shape.input_scale == MEGAMOE_SCALE_BLOCK;
+    const uint8_t *codes = source->codes + t * ws->codes_stride;
     const uint8_t *blocks = source->blocks + t * ws->blocks_stride;
-    uint32_t *values = ws->fc1_panels + panel->start * (layout->hidden_k / 2);
-    ws->device->kernels->expand(source->codes + t * ws->codes_stride,
-                                by_block && !promote ? blocks : NULL, ws->shape.hidden,
-                                layout->hidden_k, values, panel->tokens, column);
+    uint32_t *values = ws->fc1_panels + panel->start * panel_words(work, layout->hidden_k);
+    if (int8_of(ws))
+        ws->device->kernels->expand_int8(codes, ws->shape.hidden, layout->hidden_k,
+                                         group_of(layout->format), values, panel->tokens, column);
+    else
+        ws->device->kernels->expand(codes, by_block && !promote ? blocks : NULL, ws->shape.hidden,
+                                    layout->hidden_k, values, panel->tokens, column);
     ws->route_scale[row] = source->token_scale[t];
     ws->route_factor[row] = source->token_factor[t];
     ws->route_weight[row] = route->weight;
-    if (!promote)
+    if (!promote && !int8_of(ws))
         return;
     const int32_t chunks = ws->blocks_stride;
     float *scales = ws->fc1_chunk_scale + panel->start * chunks + column;
     for (int32_t c = 0; c < chunks; c++)
         scales[(int64_t)c * panel->tokens] =
-            ws->shape.input_scale == MEGAMOE_SCALE_BLOCK_F32
+            int8_of(ws) || ws->shape.input_scale == MEGAMOE_SCALE_BLOCK_F32
                 ? source->block_scale[t * chunks + c]
                 : (by_block ? mm_exp2i(blocks[c] - MM_BLOCK_BYTE_ZERO) : 1.0f);
 }
@@ -225,8 +243,10 @@ static int32_t list_tasks(mm_cpu_workspace *ws, int32_t units) {
     return n;
 }
 
-static float sum_scale(mm_tile_format format) {
-    return format == MM_TILE_MXFP4 ? mm_exp2i(-MM_MXFP4_BIAS) : 1.0f;
+/* What undoes the layout's bias in a sum. Those of int8 activations do not have it. */
+static float sum_scale(const struct work *work) {
+    const bool biased = work->layer->layout.format == MM_TILE_MXFP4 && !int8_of(work->ws);
+    return biased ? mm_exp2i(-MM_MXFP4_BIAS) : 1.0f;
 }
 
 /* The part of a sweep over one panel: `tiles` tiles from `first` on, their sums into scratch. */
@@ -234,25 +254,25 @@ static void multiply(const struct work *work, const struct sweep *sweep, const u
                      const mm_panel *panel, int32_t first, int32_t tiles,
                      struct mm_scratch *scratch) {
     const int64_t chunks = mm_ceil_div(sweep->k, MM_CHUNK_K);
+    const bool int8 = int8_of(work->ws);
+    const bool by_chunk = int8 || work->layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE;
     const mm_dot dot = {
         .weights = weights + (size_t)first * sweep->tile_bytes,
         .tile_bytes = sweep->tile_bytes,
         .tiles = tiles,
         .k = sweep->k,
         .tokens = panel->tokens,
-        .x = sweep->panels + panel->start * (sweep->k / 2),
-        .chunk_scale = work->layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE
-                           ? sweep->chunk_scale + panel->start * chunks
-                           : NULL,
+        .x = sweep->panels + panel->start * panel_words(work, sweep->k),
+        .chunk_scale = by_chunk ? sweep->chunk_scale + panel->start * chunks : NULL,
         .out = scratch->sums,
     };
     const mm_kernels *kernels = work->ws->device->kernels;
     switch (work->layer->layout.format) {
     case MM_TILE_MXFP4:
-        kernels->dot_mxfp4(&dot);
+        (int8 ? kernels->dot_mxfp4_int8 : kernels->dot_mxfp4)(&dot);
         break;
     case MM_TILE_NVFP4:
-        kernels->dot_nvfp4(&dot);
+        (int8 ? kernels->dot_nvfp4_int8 : kernels->dot_nvfp4)(&dot);
         break;
     default:
         kernels->dot_e4m3(&dot);
@@ -276,12 +296,19 @@ static void store_hidden(const struct work *work, const mm_panel *panel, int32_t
     const int32_t n = (int32_t)mm_min(MM_BLOCK, ws->shape.intermediate - channel);
     const int32_t padded = (int32_t)mm_min(MM_BLOCK, layout->intermediate_k - channel);
     const int64_t chunks = mm_ceil_div(layout->intermediate_k, MM_CHUNK_K);
-    uint32_t *values = ws->fc2_panels + panel->start * (layout->intermediate_k / 2) +
-                       (int64_t)(channel / 2) * panel->tokens;
+    uint32_t *values = ws->fc2_panels + panel->start * panel_words(work, layout->intermediate_k) +
+                       (int64_t)panel_words(work, channel) * panel->tokens;
     float *scales = ws->fc2_chunk_scale + panel->start * chunks + (int64_t)block * panel->tokens;
     for (int32_t i = 0; i < panel->tokens; i++) {
+        const float *h = scratch->h + (size_t)i * MM_BLOCK;
+        if (int8_of(ws)) {
+            kernels->quantize_hidden_int8(h, n, scratch->codes, &scales[i]);
+            kernels->expand_int8(scratch->codes, n, padded, group_of(layout->format), values,
+                                 panel->tokens, i);
+            continue;
+        }
         uint8_t scale;
-        kernels->quantize_hidden(scratch->h + (size_t)i * MM_BLOCK, n, scratch->codes, &scale);
+        kernels->quantize_hidden(h, n, scratch->codes, &scale);
         kernels->expand(scratch->codes, promote ? NULL : &scale, n, padded, values, panel->tokens,
                         i);
         if (promote)
@@ -301,7 +328,7 @@ static void activate_block(const struct work *work, const mm_panel *panel, int32
         .sums = sums_of(scratch, panel, first_sums),
         .tiles = tiles,
         .tokens = panel->tokens,
-        .sum_scale = sum_scale(layer->layout.format),
+        .sum_scale = sum_scale(work),
         .token_scale = ws->route_scale + panel->start,
         .token_factor = ws->route_factor + panel->start,
         .gate_global = weights->global[MEGAMOE_GATE],
@@ -370,7 +397,7 @@ static void finish_tile(const struct work *work, const mm_panel *panel, int32_t 
         .sums = sums,
         .tokens = panel->tokens,
         .rows = (int32_t)mm_min(MM_TILE_ROWS, ws->shape.hidden - row),
-        .sum_scale = sum_scale(layer->layout.format),
+        .sum_scale = sum_scale(work),
         .global = weights->global[MEGAMOE_DOWN],
         .exponents = weights->fc2_exponents + row,
         .bias = weights->fc2_bias ? weights->fc2_bias + row : NULL,

@@ -87,7 +87,7 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "64-bit atomics need no lock");
     X(token_scale, float, BATCH, tokens, 1)                                                        \
     X(token_factor, float, BATCH, tokens, 1)                                                       \
     X(blocks, uint8_t, BATCH, tokens, blocks_stride)    /* MEGAMOE_SCALE_BLOCK */                  \
-    X(block_scale, float, BATCH, tokens, blocks_stride) /* MEGAMOE_SCALE_BLOCK_F32 */              \
+    X(block_scale, float, BATCH, tokens, blocks_stride) /* MEGAMOE_SCALE_BLOCK_F32, int8 */        \
     X(ids, int32_t, BATCH, tokens, topk)                                                           \
     X(weights, float, BATCH, tokens, topk)                                                         \
     X(results, uint16_t, RESULTS, tokens *topk, results_stride) /* rows that experts return */
@@ -128,10 +128,10 @@ typedef struct mm_cpu_workspace {
     int32_t *active;       /* [physical]: local experts that received something */
     int32_t n_active;
     mm_task *tasks;             /* of one sweep */
-    uint32_t *fc1_panels;       /* [pool_rows][hidden_k / 2] */
-    uint32_t *fc2_panels;       /* [pool_rows][intermediate_k / 2] */
-    float *fc1_chunk_scale;     /* [pool_rows][chunks of hidden_k]: promote */
-    float *fc2_chunk_scale;     /* [pool_rows][chunks of intermediate_k]: promote */
+    uint32_t *fc1_panels;       /* [pool_rows][hidden_k / 2], for int8 less */
+    uint32_t *fc2_panels;       /* [pool_rows][intermediate_k / 2], for int8 less */
+    float *fc1_chunk_scale;     /* [pool_rows][chunks of hidden_k]: promote, int8 */
+    float *fc2_chunk_scale;     /* [pool_rows][chunks of intermediate_k]: promote, int8 */
     struct mm_scratch *scratch; /* [threads] */
     struct mm_range *ranges;    /* [threads] */
 

@@ -77,6 +77,50 @@ void mm_reference_quantize_hidden(const float *h, int32_t n, mm_reference_input 
     }
 }
 
+/* One block of n finite values with this largest magnitude. */
+static void quantize_block_int8(const float *values, int32_t n, float amax, uint8_t *codes,
+                                float *block_scale) {
+    const mm_int8_scale block = mm_int8_scale_of(amax);
+    for (int32_t i = 0; i < n; i++)
+        codes[i] = (uint8_t)(int8_t)lrintf(values[i] * block.lift * block.inverse);
+    *block_scale = block.scale;
+}
+
+void mm_reference_quantize_hidden_int8(const float *h, int32_t n, mm_reference_input *input) {
+    input->scale = 1.0f;
+    input->factor = 1.0f;
+    for (int32_t start = 0; start < n; start += BLOCK) {
+        const int32_t length = (int32_t)mm_min(BLOCK, n - start);
+        float amax = 0.0f;
+        bool finite = true;
+        for (int32_t i = start; i < start + length; i++) {
+            finite = finite && isfinite(h[i]);
+            amax = fabsf(h[i]) > amax ? fabsf(h[i]) : amax;
+        }
+        if (finite && amax > 0.0f) {
+            quantize_block_int8(h + start, length, amax, input->codes + start,
+                                &input->block_scales[start / BLOCK]);
+        } else {
+            memset(input->codes + start, 0, (size_t)length);
+            input->block_scales[start / BLOCK] = finite ? 0.0f : NAN;
+        }
+    }
+}
+
+void mm_reference_quantize_int8(const uint16_t *x, int32_t n, mm_reference_input *input) {
+    for (int32_t start = 0; start < n; start += BLOCK) {
+        float values[BLOCK];
+        const int32_t length = (int32_t)mm_min(BLOCK, n - start);
+        for (int32_t i = 0; i < length; i++)
+            values[i] = mm_bf16_to_f32(x[start + i]);
+        mm_reference_input block = {.codes = input->codes + start,
+                                    .block_scales = &input->block_scales[start / BLOCK]};
+        mm_reference_quantize_hidden_int8(values, length, &block);
+    }
+    input->scale = 1.0f;
+    input->factor = 1.0f;
+}
+
 /* Pairs of k ascending; in a pair the odd k first (docs/numerics.md, item 10). */
 static float sum_fp32(const float *high, const float *low, const uint8_t *codes, float scale,
                       int32_t n, float sum) {
@@ -134,4 +178,21 @@ float mm_reference_dot(const mm_reference_row *row, const mm_reference_input *in
     if (sum == MEGAMOE_SUM_FP32)
         return total / SUM_LIFT;
     return accumulate == MEGAMOE_ACCUMULATE_PROMOTE ? total : total * mm_exp2i(exponent);
+}
+
+float mm_reference_dot_int8(const mm_reference_row *row, int32_t group,
+                            const mm_reference_input *input) {
+    float total = 0.0f;
+    for (int32_t start = 0; start < row->n; start += BLOCK) {
+        const int32_t end = (int32_t)mm_min(start + BLOCK, row->n);
+        float partial = 0.0f;
+        for (int32_t first = start; first < end; first += group) {
+            float sum = 0.0f; /* multiples of one unit, less than 2^24 of them: exact */
+            for (int32_t k = first; k < end && k < first + group; k++)
+                sum += (float)(int8_t)input->codes[k] * (row->high[k] + row->low[k]);
+            partial += sum;
+        }
+        total = fmaf(partial, input->block_scales[start / BLOCK], total);
+    }
+    return total;
 }

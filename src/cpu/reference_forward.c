@@ -17,6 +17,7 @@
 #include "num/gated.h"
 #include "num/input.h"
 #include "weights/hold.h"
+#include "weights/rows.h"
 #include "weights/weights.h"
 
 struct route {
@@ -34,6 +35,7 @@ struct reference {
     int32_t topk;
     mm_reference_input *inputs; /* [tokens] */
     uint8_t *input_codes, *input_blocks;
+    float *input_block_scales;
     int32_t *ids;         /* [tokens * topk] */
     float *route_weights; /* [tokens * topk] */
     float *route_rows;    /* [tokens * topk][hidden]: BF16 values */
@@ -44,6 +46,7 @@ struct reference {
     float *gate, *up;           /* [routes of one expert][intermediate] */
     mm_reference_input *hidden; /* [tokens * topk] */
     uint8_t *hidden_codes, *hidden_blocks;
+    float *hidden_block_scales;
     /* By thread. */
     float *row_scratch;     /* [threads][2][longest row] */
     uint8_t *code_scratch;  /* [threads][2][longest row] */
@@ -58,6 +61,10 @@ static bool exact_codes(const float *values, int32_t n, uint8_t *codes) {
             return false;
     }
     return true;
+}
+
+static bool int8_of(const struct reference *r) {
+    return r->options.activations == MEGAMOE_ACTIVATIONS_INT8;
 }
 
 /* One row of weights with every route of the expert, scaled but without bias. */
@@ -85,7 +92,9 @@ static void run_row(struct reference *r, int32_t thread, megamoe_projection proj
     const float global = mm_weights_global(r->weights, r->expert, projection);
     for (int64_t i = 0; i < r->n_routes; i++) {
         const float sum =
-            mm_reference_dot(&operands, inputs[i], r->options.sum, r->options.accumulate);
+            int8_of(r)
+                ? mm_reference_dot_int8(&operands, mm_group_size(r->desc.format), inputs[i])
+                : mm_reference_dot(&operands, inputs[i], r->options.sum, r->options.accumulate);
         out[i * out_stride] =
             sum * inputs[i]->scale * inputs[i]->factor * global * mm_exp2i(exponent);
     }
@@ -119,7 +128,8 @@ static void activate_route(struct reference *r, int64_t i) {
         if (!r->options.weight_after_fc2)
             h[c] *= r->routes[i].weight;
     }
-    mm_reference_quantize_hidden(h, n, &r->hidden[i]);
+    (int8_of(r) ? mm_reference_quantize_hidden_int8 : mm_reference_quantize_hidden)(h, n,
+                                                                                    &r->hidden[i]);
 }
 
 static void run_activation(void *argument, int32_t thread, int32_t threads) {
@@ -194,10 +204,15 @@ static megamoe_status read_batch(struct reference *r, const megamoe_view *x,
     const int32_t hidden = r->desc.hidden;
     const size_t blocks = (size_t)mm_ceil_div(hidden, MM_BLOCK_CHANNELS);
     for (int64_t t = 0; t < r->tokens; t++) {
-        r->inputs[t] = (mm_reference_input){.codes = r->input_codes + (size_t)t * (size_t)hidden,
-                                            .blocks = r->input_blocks + (size_t)t * blocks};
-        mm_reference_quantize(mm_view_row(x, t, hidden), hidden, r->options.input_scale,
-                              &r->inputs[t]);
+        r->inputs[t] =
+            (mm_reference_input){.codes = r->input_codes + (size_t)t * (size_t)hidden,
+                                 .blocks = r->input_blocks + (size_t)t * blocks,
+                                 .block_scales = r->input_block_scales + (size_t)t * blocks};
+        const uint16_t *row = mm_view_row(x, t, hidden);
+        if (int8_of(r))
+            mm_reference_quantize_int8(row, hidden, &r->inputs[t]);
+        else
+            mm_reference_quantize(row, hidden, r->options.input_scale, &r->inputs[t]);
         for (int32_t slot = 0; slot < r->topk; slot++) {
             const int64_t id = mm_view_integer(topk_ids, t, slot, r->topk);
             if (id < -1 || id >= r->desc.experts)
@@ -223,6 +238,7 @@ static bool allocate(struct reference *r) {
     r->inputs = mm_alloc(tokens * sizeof *r->inputs);
     r->input_codes = mm_alloc(tokens * hidden);
     r->input_blocks = mm_alloc(tokens * hidden_blocks);
+    r->input_block_scales = mm_alloc(tokens * hidden_blocks * sizeof *r->input_block_scales);
     r->ids = mm_alloc(routes * sizeof *r->ids);
     r->route_weights = mm_alloc(routes * sizeof *r->route_weights);
     r->route_rows = mm_alloc(routes * hidden * sizeof *r->route_rows);
@@ -232,15 +248,18 @@ static bool allocate(struct reference *r) {
     r->hidden = mm_alloc(routes * sizeof *r->hidden);
     r->hidden_codes = mm_alloc(routes * intermediate);
     r->hidden_blocks = mm_alloc(routes * blocks);
+    r->hidden_block_scales = mm_alloc(routes * blocks * sizeof *r->hidden_block_scales);
     r->row_scratch = mm_alloc(threads * 2 * longest * sizeof *r->row_scratch);
     r->code_scratch = mm_alloc(threads * 2 * longest);
-    if (!r->inputs || !r->input_codes || !r->input_blocks || !r->ids || !r->route_weights ||
-        !r->route_rows || !r->routes || !r->gate || !r->up || !r->hidden || !r->hidden_codes ||
-        !r->hidden_blocks || !r->row_scratch || !r->code_scratch)
+    if (!r->inputs || !r->input_codes || !r->input_blocks || !r->input_block_scales || !r->ids ||
+        !r->route_weights || !r->route_rows || !r->routes || !r->gate || !r->up || !r->hidden ||
+        !r->hidden_codes || !r->hidden_blocks || !r->hidden_block_scales || !r->row_scratch ||
+        !r->code_scratch)
         return false;
     for (size_t i = 0; i < routes; i++)
         r->hidden[i] = (mm_reference_input){.codes = r->hidden_codes + i * intermediate,
-                                            .blocks = r->hidden_blocks + i * blocks};
+                                            .blocks = r->hidden_blocks + i * blocks,
+                                            .block_scales = r->hidden_block_scales + i * blocks};
     return true;
 }
 
@@ -248,6 +267,7 @@ static void release(struct reference *r) {
     free(r->inputs);
     free(r->input_codes);
     free(r->input_blocks);
+    free(r->input_block_scales);
     free(r->ids);
     free(r->route_weights);
     free(r->route_rows);
@@ -257,6 +277,7 @@ static void release(struct reference *r) {
     free(r->hidden);
     free(r->hidden_codes);
     free(r->hidden_blocks);
+    free(r->hidden_block_scales);
     free(r->row_scratch);
     free(r->code_scratch);
     mm_pool_close(r->pool);
@@ -281,6 +302,25 @@ static megamoe_status check_choice(const char *name, int value, int last) {
     return MEGAMOE_OK;
 }
 
+/* What int8 activations go with. */
+static megamoe_status check_int8(const struct reference *r) {
+    if (!int8_of(r))
+        return MEGAMOE_OK;
+    if (r->options.input_scale != MEGAMOE_SCALE_TOKEN)
+        return mm_fail(MEGAMOE_EINVAL,
+                       "megamoe_reference_options: input_scale is %d; with int8 "
+                       "activations it stays 0",
+                       (int)r->options.input_scale);
+    if (r->options.sum != MEGAMOE_SUM_FP32)
+        return mm_fail(MEGAMOE_EUNSUPPORTED, "megamoe_reference_options: tensor cores multiply "
+                                             "E4M3; int8 activations need the sum fp32");
+    if (r->desc.format == MEGAMOE_FORMAT_NVFP4 &&
+        mm_weights_nvfp4_mode(r->weights, r->options.nvfp4) == MEGAMOE_NVFP4_FOLDED)
+        return mm_fail(MEGAMOE_EUNSUPPORTED, "reference: int8 activations need weights of 4 bits; "
+                                             "folded NVFP4 has 8, use the exact form");
+    return MEGAMOE_OK;
+}
+
 megamoe_status megamoe_reference_forward(const megamoe_weights *weights,
                                          const megamoe_reference_options *options, int32_t topk,
                                          const megamoe_view *x, const megamoe_view *topk_ids,
@@ -298,6 +338,8 @@ megamoe_status megamoe_reference_forward(const megamoe_weights *weights,
     MM_TRY(check_choice("accumulate", (int)r.options.accumulate, MEGAMOE_ACCUMULATE_PROMOTE));
     MM_TRY(check_choice("nvfp4", (int)r.options.nvfp4, MEGAMOE_NVFP4_FOLDED));
     MM_TRY(check_choice("input_scale", (int)r.options.input_scale, MEGAMOE_SCALE_BLOCK));
+    MM_TRY(check_choice("activations", (int)r.options.activations, MEGAMOE_ACTIVATIONS_INT8));
+    MM_TRY(check_int8(&r));
     MM_TRY(check_batch(&r, x, topk_ids, topk_weights, y));
     if (n_tokens == 0)
         return MEGAMOE_OK;

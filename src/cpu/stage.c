@@ -46,7 +46,10 @@ static void quantize(void *argument, int32_t thread, int32_t threads) {
         uint8_t *codes = ws->own->codes + (int64_t)t * ws->codes_stride;
         ws->own->token_scale[t] = 1.0f;
         ws->own->token_factor[t] = 1.0f;
-        if (ws->shape.input_scale == MEGAMOE_SCALE_TOKEN)
+        if (ws->shape.activations == MEGAMOE_ACTIVATIONS_INT8)
+            kernels->quantize_int8(x, hidden, codes,
+                                   ws->own->block_scale + (int64_t)t * ws->blocks_stride);
+        else if (ws->shape.input_scale == MEGAMOE_SCALE_TOKEN)
             kernels->quantize_token(x, hidden, codes, &ws->own->token_scale[t],
                                     &ws->own->token_factor[t]);
         else
@@ -76,12 +79,14 @@ void mm_cpu_stage(mm_cpu_workspace *ws, const megamoe_view *x, const megamoe_vie
 void mm_cpu_workspace_views(const mm_cpu_workspace *ws, megamoe_workspace_views *views) {
     const int64_t tokens = ws->capacity.tokens;
     const int32_t topk = ws->shape.topk;
+    const bool int8 = ws->shape.activations == MEGAMOE_ACTIVATIONS_INT8;
     *views = (megamoe_workspace_views){
-        .codes = {ws->own->codes, MEGAMOE_DTYPE_E4M3, tokens, ws->codes_stride},
+        .codes = {ws->own->codes, int8 ? MEGAMOE_DTYPE_I8 : MEGAMOE_DTYPE_E4M3, tokens,
+                  ws->codes_stride},
         .topk_ids = {ws->own->ids, MEGAMOE_DTYPE_I32, tokens, topk},
         .topk_weights = {ws->own->weights, MEGAMOE_DTYPE_F32, tokens, topk},
     };
-    switch (ws->shape.input_scale) {
+    switch (int8 ? MEGAMOE_SCALE_BLOCK_F32 : ws->shape.input_scale) {
     case MEGAMOE_SCALE_TOKEN:
         views->scales = (megamoe_view){ws->own->token_scale, MEGAMOE_DTYPE_F32, tokens, 1};
         break;
@@ -106,7 +111,8 @@ void mm_cpu_commit_staged(mm_cpu_workspace *ws, int64_t n_tokens) {
                 record(ws, t, slot, id);
         }
         ws->own->token_factor[t] = 1.0f;
-        if (shape->input_scale == MEGAMOE_SCALE_TOKEN)
+        const bool int8 = shape->activations == MEGAMOE_ACTIVATIONS_INT8;
+        if (shape->input_scale == MEGAMOE_SCALE_TOKEN && !int8)
             continue;
         ws->own->token_scale[t] = 1.0f;
         for (int32_t b = 0; shape->input_scale == MEGAMOE_SCALE_BLOCK && b < ws->blocks_stride;

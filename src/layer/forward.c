@@ -34,6 +34,10 @@ static megamoe_status check_fit(const megamoe_layer *layer, const megamoe_worksp
         layer->accumulate != MEGAMOE_ACCUMULATE_PROMOTE)
         return mm_fail(MEGAMOE_EINVAL, "F32 input scales per block need a layer that accumulates "
                                        "with promotion");
+    if (shape->activations == MEGAMOE_ACTIVATIONS_INT8 && layer->cpu.layout.format == MM_TILE_E4M3)
+        return mm_fail(MEGAMOE_EUNSUPPORTED,
+                       "int8 activations need weights of 4 bits; folded NVFP4 "
+                       "has 8, use the exact form");
     return MEGAMOE_OK;
 }
 

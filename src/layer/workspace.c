@@ -44,6 +44,22 @@ static megamoe_status check_cuda_limits(const megamoe_shape *shape, const megamo
     return MEGAMOE_OK;
 }
 
+static megamoe_status check_activations(const megamoe_shape *shape, bool cuda) {
+    MM_TRY(check_range("shape.activations", (int64_t)shape->activations, MEGAMOE_ACTIVATIONS_E4M3,
+                       MEGAMOE_ACTIVATIONS_INT8));
+    if (shape->activations == MEGAMOE_ACTIVATIONS_E4M3)
+        return MEGAMOE_OK;
+    if (cuda)
+        return mm_fail(MEGAMOE_EUNSUPPORTED, "workspace: shape.activations is int8; a CUDA device "
+                                             "multiplies E4M3 only, int8 is for the CPU");
+    if (shape->input_scale != MEGAMOE_SCALE_TOKEN)
+        return mm_fail(MEGAMOE_EINVAL,
+                       "workspace: shape.input_scale is %d; with int8 activations, which have one "
+                       "scale for 128 channels, it stays 0",
+                       (int)shape->input_scale);
+    return MEGAMOE_OK;
+}
+
 /* Checks the caller's wishes and fills in the defaults. */
 static megamoe_status complete(megamoe_shape *shape, megamoe_capacity *capacity,
                                const megamoe_comm *comm, bool cuda) {
@@ -54,6 +70,7 @@ static megamoe_status complete(megamoe_shape *shape, megamoe_capacity *capacity,
     MM_TRY(check_range("shape.topk", shape->topk, 1, MM_MAX_TOPK));
     MM_TRY(check_range("shape.input_scale", (int64_t)shape->input_scale, MEGAMOE_SCALE_TOKEN,
                        MEGAMOE_SCALE_BLOCK_F32));
+    MM_TRY(check_activations(shape, cuda));
     if (!shape->physical_experts)
         shape->physical_experts = shape->experts;
     MM_TRY(check_range("shape.physical_experts", shape->physical_experts, shape->experts,
@@ -104,6 +121,7 @@ static struct card card_of(const megamoe_workspace *ws) {
     X(shape, topk)                                                                                 \
     X(shape, input_scale)                                                                          \
     X(shape, physical_experts)                                                                     \
+    X(shape, activations)                                                                          \
     X(capacity, tokens)                                                                            \
     X(capacity, pool_rows)
 

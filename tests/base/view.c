@@ -11,6 +11,7 @@ T_CASE(sizes_of_dtypes) {
     T_EQ_INT(mm_dtype_bytes(MEGAMOE_DTYPE_E8M0), 1);
     T_EQ_INT(mm_dtype_bytes(MEGAMOE_DTYPE_I32), 4);
     T_EQ_INT(mm_dtype_bytes(MEGAMOE_DTYPE_I64), 8);
+    T_EQ_INT(mm_dtype_bytes(MEGAMOE_DTYPE_I8), 1);
     T_EQ_INT(mm_dtype_bytes((megamoe_dtype)99), 0);
 }
 

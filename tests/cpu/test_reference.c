@@ -222,8 +222,9 @@ static double median_distance(const double *y, const double *want, const batch *
     return distances[b->tokens / 2];
 }
 
-static void check_end_to_end(const arithmetic *a, const model *m, const batch *b,
-                             const megamoe_reference_options *options, uint64_t number) {
+/* Returns the distance to the operation on unquantized activations. */
+static double check_end_to_end(const arithmetic *a, const model *m, const batch *b,
+                               const megamoe_reference_options *options, uint64_t number) {
     const int64_t n = b->tokens * b->hidden;
     uint16_t *rows = need((size_t)n * sizeof *rows);
     double *y = need((size_t)n * sizeof *y), *want = need((size_t)n * sizeof *want);
@@ -235,22 +236,30 @@ static void check_end_to_end(const arithmetic *a, const model *m, const batch *b
     for (int64_t i = 0; i < n; i++)
         y[i] = from_bf16(rows[i]);
 
+    const bool int8 = options->activations == MEGAMOE_ACTIVATIONS_INT8;
     for (int64_t t = 0; t < b->tokens; t++)
-        quantized_token(b->x + t * b->hidden, b->hidden, options->input_scale, x + t * b->hidden);
-    exactness how = {values_of(m, a), options->weight_after_fc2, true};
+        if (int8)
+            quantized_token_int8(b->x + t * b->hidden, b->hidden, x + t * b->hidden);
+        else
+            quantized_token(b->x + t * b->hidden, b->hidden, options->input_scale,
+                            x + t * b->hidden);
+    exactness how = {.values = values_of(m, a),
+                     .weight_after_fc2 = options->weight_after_fc2,
+                     .quantize_hidden = true,
+                     .activations = options->activations};
     model_forward(m, &how, b, x, want);
     const double modelled = distance(y, want, n), median = median_distance(y, want, b);
 
     for (int64_t i = 0; i < n; i++)
         x[i] = from_bf16(b->x[i]);
-    how = (exactness){m->values, options->weight_after_fc2, false};
+    how = (exactness){.values = m->values, .weight_after_fc2 = options->weight_after_fc2};
     model_forward(m, &how, b, x, want);
     const double total = distance(y, want, n);
 
     char text[64];
     describe(a, text, sizeof text);
-    printf("  %2" PRIu64 " %-32s modelled %.2e (median %.2e), unquantized %.2e\n", number, text,
-           modelled, median, total);
+    printf("  %2" PRIu64 " %-32s%s modelled %.2e (median %.2e), unquantized %.2e\n", number, text,
+           int8 ? " int8" : "", modelled, median, total);
     /*
      * Where a sum truncates, one code of h that flips in a channel that stands out moves a token by
      * some percent; this small, the batch as a whole feels it, the median token does not.
@@ -264,6 +273,7 @@ static void check_end_to_end(const arithmetic *a, const model *m, const batch *b
     free(y);
     free(want);
     free(x);
+    return total;
 }
 
 T_CASE(end_to_end) {
@@ -286,6 +296,42 @@ T_CASE(end_to_end) {
             batch_free(&b);
             model_close(&m);
         }
+    }
+}
+
+/* Input whose channels have scales of their own, some far above the others. */
+static void put_outliers(batch *b, t_random *r) {
+    for (int32_t k = 0; k < b->hidden; k++) {
+        const double scale = exp(0.5 * t_normal(r)) * (t_below(r, 64) ? 1 : 12);
+        for (int64_t t = 0; t < b->tokens; t++)
+            b->x[t * b->hidden + k] = to_bf16(from_bf16(b->x[t * b->hidden + k]) * scale);
+    }
+}
+
+/* With int8 activations a layer is nearer to the operation on unquantized ones than with E4M3. */
+T_CASE(int8_end_to_end) {
+    const megamoe_activation activations[] = {plain, deepseek, gpt_oss};
+    for (int i = 0; i < 12; i++) {
+        const bool nvfp4 = i & 1, outliers = i & 2;
+        const arithmetic *a = &all[nvfp4 ? 4 : 0];
+        t_random r = t_random_start(250 + (uint64_t)i);
+        model m = open_for(a, 512, 384, 3, i % 3 ? MEGAMOE_DTYPE_BF16 : MEGAMOE_DTYPE_NONE,
+                           activations[i / 4], &r);
+        batch b = batch_random(&m, END_TO_END_TOKENS, 2, ROUTING_RANDOM, &r);
+        if (outliers)
+            put_outliers(&b, &r);
+        megamoe_reference_options options = MEGAMOE_INIT(megamoe_reference_options);
+        options.weight_after_fc2 = i & 4;
+        options.threads = 1 + i % 2;
+        double total[2];
+        for (int type = 0; type < 2; type++) {
+            options.activations = (megamoe_activation_type)type;
+            total[type] = check_end_to_end(a, &m, &b, &options, 100 + (uint64_t)i);
+        }
+        T_CHECK_MSG(total[1] <= (outliers ? 5e-2 : 2.5e-2) && total[1] < total[0],
+                    "int8 %g, E4M3 %g", total[1], total[0]);
+        batch_free(&b);
+        model_close(&m);
     }
 }
 
@@ -417,7 +463,8 @@ T_CASE(fp32_sum_follows_its_order) {
                 partial = 0;
             }
         }
-        const mm_reference_input input = {codes, blocks, 1, 1};
+        const mm_reference_input input = {
+            .codes = codes, .blocks = blocks, .scale = 1, .factor = 1};
         const mm_reference_row row = {high, low, NULL, NULL, n};
         if (!T_EQ_F64((double)mm_reference_dot(&row, &input, MEGAMOE_SUM_FP32,
                                                promote ? MEGAMOE_ACCUMULATE_PROMOTE
@@ -545,6 +592,19 @@ T_CASE(refuses_bad_arguments) {
     options.input_scale = MEGAMOE_SCALE_BLOCK_F32;
     T_STATUS(megamoe_reference_forward(m.weights, &options, 2, &x, &ids, &weights, 3, &vy),
              MEGAMOE_EINVAL);
+    options.input_scale = MEGAMOE_SCALE_BLOCK;
+    options.activations = MEGAMOE_ACTIVATIONS_INT8;
+    T_STATUS(megamoe_reference_forward(m.weights, &options, 2, &x, &ids, &weights, 3, &vy),
+             MEGAMOE_EINVAL);
+    T_CONTAINS(megamoe_last_error(), "input_scale is 1");
+    options.input_scale = MEGAMOE_SCALE_TOKEN;
+    options.sum = MEGAMOE_SUM_WGMMA;
+    T_STATUS(megamoe_reference_forward(m.weights, &options, 2, &x, &ids, &weights, 3, &vy),
+             MEGAMOE_EUNSUPPORTED);
+    options.activations = (megamoe_activation_type)2;
+    T_STATUS(megamoe_reference_forward(m.weights, &options, 2, &x, &ids, &weights, 3, &vy),
+             MEGAMOE_EINVAL);
+    T_CONTAINS(megamoe_last_error(), "activations is 2");
     T_STATUS(megamoe_reference_forward(NULL, NULL, 2, &x, &ids, &weights, 3, &vy), MEGAMOE_EINVAL);
     T_STATUS(megamoe_reference_forward(m.weights, NULL, 0, &x, &ids, &weights, 3, &vy),
              MEGAMOE_EINVAL);

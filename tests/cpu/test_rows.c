@@ -92,11 +92,13 @@ static bool guarded(const uint8_t *bytes, size_t used) {
 
 struct expected {
     uint8_t codes[MAX_N], blocks[MAX_BLOCKS];
+    float block_scales[MAX_BLOCKS];
     mm_reference_input input;
 };
 
 static void expect(struct expected *e) {
-    e->input = (mm_reference_input){.codes = e->codes, .blocks = e->blocks};
+    e->input = (mm_reference_input){
+        .codes = e->codes, .blocks = e->blocks, .block_scales = e->block_scales};
 }
 
 T_CASE(quantize_token_follows_the_reference) {
@@ -169,6 +171,109 @@ T_CASE(quantize_hidden_follows_the_reference) {
                         return;
                 }
             }
+}
+
+static bool same_float(float a, float b) {
+    return (isnan(a) && isnan(b)) || memcmp(&a, &b, sizeof a) == 0;
+}
+
+static bool same_floats(const float *a, const float *b, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (!same_float(a[i], b[i]))
+            return false;
+    return true;
+}
+
+T_CASE(quantize_int8_follows_the_reference) {
+    t_random r = t_random_start(10);
+    uint16_t x[MAX_N + 8];
+    struct expected e;
+    expect(&e);
+    for (int32_t n = 1; n <= MAX_N; n++)
+        for (int k = 0; k < KINDS; k++) {
+            fill_bf16(&r, (kind)k, n, x);
+            mm_reference_quantize_int8(x, n, &e.input);
+            const size_t blocks = (size_t)(n + MM_BLOCK - 1) / MM_BLOCK;
+            FOR_TIERS(kernels) {
+                uint8_t codes[MAX_N + GUARD];
+                float scales[MAX_BLOCKS + 1];
+                memset(codes, GUARD_BYTE, sizeof codes);
+                memset(scales, GUARD_BYTE, sizeof scales);
+                kernels->quantize_int8(x, n, codes, scales);
+                const bool same = memcmp(codes, e.codes, (size_t)n) == 0 &&
+                                  same_floats(scales, e.block_scales, blocks);
+                const uint8_t *end = (const uint8_t *)(scales + blocks);
+                if (!T_CHECK_MSG(same, "%s, n %d, kind %d", kernels->tier, n, k) ||
+                    !T_CHECK_MSG(guarded(codes, (size_t)n) && *end == GUARD_BYTE, "%s, n %d: guard",
+                                 kernels->tier, n))
+                    return;
+            }
+        }
+}
+
+T_CASE(quantize_hidden_int8_follows_the_reference) {
+    t_random r = t_random_start(11);
+    float h[MAX_N];
+    struct expected e;
+    expect(&e);
+    for (int32_t n = 1; n <= MM_BLOCK; n++)
+        for (int k = 0; k < KINDS; k++)
+            for (int round = 0; round < 4; round++) {
+                fill(&r, (kind)k, n, h);
+                mm_reference_quantize_hidden_int8(h, n, &e.input);
+                FOR_TIERS(kernels) {
+                    uint8_t codes[MM_BLOCK + GUARD];
+                    float scale;
+                    memset(codes, GUARD_BYTE, sizeof codes);
+                    kernels->quantize_hidden_int8(h, n, codes, &scale);
+                    const bool same = memcmp(codes, e.codes, (size_t)n) == 0 &&
+                                      same_float(scale, e.block_scales[0]);
+                    if (!T_CHECK_MSG(same, "%s, n %d, kind %d", kernels->tier, n, k) ||
+                        !T_CHECK_MSG(guarded(codes, (size_t)n), "%s, n %d: guard", kernels->tier,
+                                     n))
+                        return;
+                }
+            }
+}
+
+/* The order of kernels.h, zeros up to k, others untouched. */
+T_CASE(expand_int8_puts_a_column) {
+    static const int32_t places[2][4] = {{0, 4, 1, 5}, {2, 6, 3, 7}};
+    t_random r = t_random_start(12);
+    enum { MAX_K = 320, MARK = 0x12345678 };
+    uint32_t panel[MAX_K / 2 * MM_PANEL_TOKENS];
+    uint8_t codes[MAX_K];
+    FOR_TIERS(kernels)
+    for (int32_t n = 1; n <= MAX_N; n++) {
+        const int32_t group = n % 2 ? 16 : 32, k = (n + 31) / 32 * 32;
+        const int32_t tokens = 1 + (int32_t)t_below(&r, MM_PANEL_TOKENS);
+        const int32_t column = (int32_t)t_below(&r, (uint32_t)tokens);
+        const int32_t words = mm_int8_panel_words(k, group);
+        for (int32_t i = 0; i < MAX_K; i++)
+            codes[i] = (uint8_t)t_u64(&r); /* beyond n too */
+        for (size_t i = 0; i < sizeof panel / sizeof *panel; i++)
+            panel[i] = MARK;
+        kernels->expand_int8(codes, n, k, group, panel, tokens, column);
+        for (int32_t i = n; i < MAX_K; i++)
+            codes[i] = 0;
+        for (int32_t i = 0; i < MAX_K / 2 * MM_PANEL_TOKENS; i++) {
+            uint32_t want = MARK;
+            const int32_t word = i / tokens, in_group = word % (1 + group / 4);
+            const int32_t first = word / (1 + group / 4) * group;
+            if (i % tokens == column && word < words && in_group == 0) {
+                int32_t sum = 0;
+                for (int32_t j = first; j < first + group; j++)
+                    sum += (int8_t)codes[j];
+                want = (uint32_t)(-12 * sum);
+            } else if (i % tokens == column && word < words) {
+                const uint8_t *slice = codes + first + (in_group - 1) / 2 * 8;
+                want = 0;
+                for (int byte = 0; byte < 4; byte++)
+                    want |= (uint32_t)slice[places[(in_group - 1) % 2][byte]] << 8 * byte;
+            }
+            T_REQUIRE(panel[i] == want);
+        }
+    }
 }
 
 /* NaN and infinity anywhere make a whole block 0x7F with scale one, and leave the others alone. */
@@ -260,10 +365,6 @@ static struct epilogue random_epilogue(t_random *r) {
         e.weight[i] = (float)t_uniform(r);
     }
     return e;
-}
-
-static bool same_float(float a, float b) {
-    return (isnan(a) && isnan(b)) || memcmp(&a, &b, sizeof a) == 0;
 }
 
 T_CASE(activate_follows_the_formula) {

@@ -28,10 +28,11 @@ static void create_good(rank *r, void *argument) {
 T_CASE(ranks_that_disagree) {
     fixture *x = open_fixture(13);
     const setup s = {.weights = x->m.weights, .ranks = 3};
-    for (int field = 0; field < 8; field++) {
+    for (int field = 0; field < 9; field++) {
         static const char *const names[] = {
-            "shape.hidden",      "shape.intermediate",     "shape.experts",   "shape.topk",
-            "shape.input_scale", "shape.physical_experts", "capacity.tokens", "capacity.pool_rows"};
+            "shape.hidden",    "shape.intermediate", "shape.experts",
+            "shape.topk",      "shape.input_scale",  "shape.physical_experts",
+            "capacity.tokens", "capacity.pool_rows", "shape.activations"};
         fleet f = fleet_open_comms(&s);
         rank *odd = &f.rank[1 + field % 2];
         odd->shape.hidden += 32 * (field == 0);
@@ -42,6 +43,7 @@ T_CASE(ranks_that_disagree) {
         odd->shape.physical_experts = field == 5 ? 6 : 0;
         odd->capacity.tokens += field == 6;
         odd->capacity.pool_rows = field == 7 ? 17 : 0;
+        odd->shape.activations = field == 8 ? MEGAMOE_ACTIVATIONS_INT8 : MEGAMOE_ACTIVATIONS_E4M3;
         struct creation c = {MEGAMOE_EINVAL, names[field]};
         fleet_each(&f, create_refused, &c);
         /* The communicator lives on. */
@@ -117,6 +119,8 @@ T_CASE(shapes_and_capacities_out_of_range) {
     REFUSED(shape, topk, 65);
     REFUSED(shape, input_scale, (megamoe_input_scale)3);
     REFUSED(shape, physical_experts, 3);
+    REFUSED(shape, activations, (megamoe_activation_type)2);
+    REFUSED(shape, activations, (megamoe_activation_type)-1);
     REFUSED(capacity, tokens, 0);
     REFUSED(capacity, tokens, -1);
     REFUSED(capacity, pool_rows, -1);
@@ -124,6 +128,10 @@ T_CASE(shapes_and_capacities_out_of_range) {
     REFUSED(shape, struct_size, 0);
     REFUSED(capacity, struct_size, 0);
 #undef REFUSED
+    f.rank[0].shape.activations = MEGAMOE_ACTIVATIONS_INT8;
+    f.rank[0].shape.input_scale = MEGAMOE_SCALE_BLOCK;
+    create_refused(&f.rank[0], &(struct creation){MEGAMOE_EINVAL, "int8"});
+    f.rank[0].shape = shape;
     T_STATUS(
         megamoe_workspace_create(NULL, f.rank[0].device, &shape, &capacity, &f.rank[0].workspace),
         MEGAMOE_EINVAL);
@@ -297,6 +305,7 @@ T_CASE(structs_of_other_sizes) {
     older.struct_size = offsetof(megamoe_shape, input_scale);
     older.input_scale = (megamoe_input_scale)77;
     older.physical_experts = 77;
+    older.activations = (megamoe_activation_type)77;
     T_OK(megamoe_workspace_create(r->comm, r->device, &older, &r->capacity, &r->workspace));
     T_OK(megamoe_layer_create(r->comm, r->device, x->m.weights, NULL, &r->layer));
     fleet_forward(&f, &x->b, x->y);

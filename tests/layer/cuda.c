@@ -187,6 +187,11 @@ T_CASE(limits_and_pool_rows) {
     REFUSED(physical_experts, 1025, "1025 physical experts; on CUDA devices there are 1..1024");
     REFUSED(experts, 1025, "1025 physical experts");
 #undef REFUSED
+    r->shape = shape;
+    r->shape.activations = MEGAMOE_ACTIVATIONS_INT8;
+    T_STATUS(megamoe_workspace_create(r->comm, r->device, &r->shape, &r->capacity, &r->workspace),
+             MEGAMOE_EUNSUPPORTED);
+    T_CONTAINS(megamoe_last_error(), "int8 is for the CPU");
     megamoe_comm *comms[MM_CUDA_FOLDED_MAX + 1];
     T_OK(megamoe_comm_folded(MM_CUDA_FOLDED_MAX + 1, comms));
     T_STATUS(megamoe_workspace_create(comms[0], r->device, &shape, &r->capacity, &r->workspace),

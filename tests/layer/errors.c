@@ -391,6 +391,43 @@ T_CASE(misfits) {
     close_fixture(x);
 }
 
+/* Folded NVFP4 is not of 4 bits. The layer of exact weights serves both kinds of workspaces. */
+T_CASE(int8_activations_and_folded_weights) {
+    t_random r = t_random_start(15);
+    const model_recipe recipe = {MEGAMOE_FORMAT_NVFP4, HIDDEN,   32, 4,
+                                 MEGAMOE_DTYPE_NONE,   {0, 0, 0}};
+    model m = model_open(&recipe, &r);
+    batch b = batch_random(&m, TOKENS, TOPK, ROUTING_RANDOM, &r);
+    uint16_t y[2][TOKENS * HIDDEN], again[TOKENS * HIDDEN];
+    const setup e4m3 = {.weights = m.weights};
+    setup int8 = e4m3, folded = e4m3;
+    int8.activations = MEGAMOE_ACTIVATIONS_INT8;
+    folded.options.nvfp4 = MEGAMOE_NVFP4_FOLDED;
+    fleet f = fleet_open(&int8), g = fleet_open(&folded), h = fleet_open(&e4m3);
+    fleet_forward(&f, &b, y[0]);
+    T_STATUS(megamoe_prewarm(g.rank[0].layer, f.rank[0].workspace), MEGAMOE_EUNSUPPORTED);
+    T_CONTAINS(megamoe_last_error(), "folded NVFP4");
+    const megamoe_view vy = view_y(again, &b);
+    T_STATUS(megamoe_forward(g.rank[0].layer, f.rank[0].workspace, &vy, NULL),
+             MEGAMOE_EUNSUPPORTED);
+    T_OK(megamoe_forward(h.rank[0].layer, f.rank[0].workspace, &vy, NULL));
+    T_EQ_MEM(again, y[0], sizeof again);
+    fleet_forward(&h, &b, y[1]);
+    T_CHECK(memcmp(y[0], y[1], sizeof y[0]) != 0);
+    fleet_close(&f);
+    fleet_close(&g);
+    fleet_close(&h);
+    megamoe_reference_options options = MEGAMOE_INIT(megamoe_reference_options);
+    options.nvfp4 = MEGAMOE_NVFP4_FOLDED;
+    options.activations = MEGAMOE_ACTIVATIONS_INT8;
+    const megamoe_view vx = view_x(&b), vi = view_ids(&b), vw = view_weights(&b);
+    T_STATUS(megamoe_reference_forward(m.weights, &options, TOPK, &vx, &vi, &vw, TOKENS, &vy),
+             MEGAMOE_EUNSUPPORTED);
+    T_CONTAINS(megamoe_last_error(), "folded NVFP4");
+    batch_free(&b);
+    model_close(&m);
+}
+
 T_CASE(views_that_do_not_fit) {
     fixture *x = open_fixture(12);
     const setup s = {.weights = x->m.weights};

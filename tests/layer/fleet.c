@@ -35,6 +35,7 @@ fleet fleet_open_comms(const setup *s) {
             .topk = s->topk ? s->topk : 2,
             .input_scale = s->input_scale,
             .physical_experts = s->options.physical_experts,
+            .activations = s->activations,
         };
         one->capacity = (megamoe_capacity){
             .struct_size = sizeof one->capacity,

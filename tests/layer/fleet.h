@@ -18,6 +18,7 @@ typedef struct setup {
     const char *tier;   /* as MEGAMOE_CPU; NULL: the best */
     int32_t topk;       /* 0: 2 */
     megamoe_input_scale input_scale;
+    megamoe_activation_type activations;
     int64_t tokens; /* capacity of a rank; 0: 64 */
     int64_t pool_rows;
     int32_t deadline_ms;

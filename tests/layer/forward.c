@@ -19,6 +19,7 @@ typedef struct variant {
     megamoe_nvfp4_mode nvfp4;
     bool weight_after_fc2;
     megamoe_input_scale input_scale;
+    megamoe_activation_type activations;
 } variant;
 
 static uint16_t *reference_of(const model *m, const variant *v, const batch *b) {
@@ -28,6 +29,7 @@ static uint16_t *reference_of(const model *m, const variant *v, const batch *b) 
     options.nvfp4 = v->nvfp4;
     options.weight_after_fc2 = v->weight_after_fc2;
     options.input_scale = v->input_scale;
+    options.activations = v->activations;
     const megamoe_view x = view_x(b), ids = view_ids(b), weights = view_weights(b);
     const megamoe_view vy = view_y(y, b);
     T_OK(megamoe_reference_forward(m->weights, &options, b->topk, &x, &ids, &weights, b->tokens,
@@ -60,6 +62,7 @@ static void check_variant(const variant *v, uint64_t stream) {
         const setup s = {.weights = m.weights,
                          .tier = tiers[i],
                          .input_scale = v->input_scale,
+                         .activations = v->activations,
                          .options = {.accumulate = v->accumulate,
                                      .nvfp4 = v->nvfp4,
                                      .weight_after_fc2 = v->weight_after_fc2}};
@@ -75,7 +78,8 @@ static void check_variant(const variant *v, uint64_t stream) {
 }
 
 /* Every combination of what the layer decides; geometry and activation move along. */
-static void check_format(megamoe_format format, megamoe_nvfp4_mode nvfp4, uint64_t stream) {
+static void check_format(megamoe_format format, megamoe_nvfp4_mode nvfp4,
+                         megamoe_activation_type type, uint64_t stream) {
     static const megamoe_activation activations[] = {{0}, {0, 0, 10}, {1.702f, 1, 7}};
     static const megamoe_dtype biases[] = {MEGAMOE_DTYPE_NONE, MEGAMOE_DTYPE_BF16,
                                            MEGAMOE_DTYPE_F32};
@@ -94,29 +98,40 @@ static void check_format(megamoe_format format, megamoe_nvfp4_mode nvfp4, uint64
             .accumulate = (megamoe_accumulate)(i & 1),
             .nvfp4 = nvfp4,
             .weight_after_fc2 = i & 2,
-            .input_scale = i & 4 ? MEGAMOE_SCALE_BLOCK : MEGAMOE_SCALE_TOKEN,
+            .input_scale = i & 4 && type == MEGAMOE_ACTIVATIONS_E4M3 ? MEGAMOE_SCALE_BLOCK
+                                                                     : MEGAMOE_SCALE_TOKEN,
+            .activations = type,
         };
         check_variant(&v, stream + (uint64_t)i);
     }
 }
 
 T_CASE(mxfp4_equals_the_reference) {
-    check_format(MEGAMOE_FORMAT_MXFP4, MEGAMOE_NVFP4_EXACT, 100);
+    check_format(MEGAMOE_FORMAT_MXFP4, MEGAMOE_NVFP4_EXACT, MEGAMOE_ACTIVATIONS_E4M3, 100);
 }
 
 T_CASE(nvfp4_exact_equals_the_reference) {
-    check_format(MEGAMOE_FORMAT_NVFP4, MEGAMOE_NVFP4_EXACT, 200);
+    check_format(MEGAMOE_FORMAT_NVFP4, MEGAMOE_NVFP4_EXACT, MEGAMOE_ACTIVATIONS_E4M3, 200);
 }
 
 T_CASE(nvfp4_folded_equals_the_reference) {
-    check_format(MEGAMOE_FORMAT_NVFP4, MEGAMOE_NVFP4_FOLDED, 300);
+    check_format(MEGAMOE_FORMAT_NVFP4, MEGAMOE_NVFP4_FOLDED, MEGAMOE_ACTIVATIONS_E4M3, 300);
+}
+
+/* The layer's way to accumulate moves along too, and changes nothing. */
+T_CASE(mxfp4_int8_equals_the_reference) {
+    check_format(MEGAMOE_FORMAT_MXFP4, MEGAMOE_NVFP4_EXACT, MEGAMOE_ACTIVATIONS_INT8, 400);
+}
+
+T_CASE(nvfp4_int8_equals_the_reference) {
+    check_format(MEGAMOE_FORMAT_NVFP4, MEGAMOE_NVFP4_EXACT, MEGAMOE_ACTIVATIONS_INT8, 450);
 }
 
 static const model_recipe small = {MEGAMOE_FORMAT_MXFP4, 160,       96, 5,
                                    MEGAMOE_DTYPE_BF16,   {0, 0, 10}};
 
 /* Tokens below 2^-100 that large weights bring back: the token's second factor counts. */
-T_CASE(tiny_tokens_times_large_weights) {
+static void check_tiny_tokens(megamoe_activation_type type) {
     enum { T = 9, H = 160 };
     t_random r = t_random_start(350);
     model m = model_open(&small, &r);
@@ -132,14 +147,20 @@ T_CASE(tiny_tokens_times_large_weights) {
     uint16_t y[T * H];
     for (int i = 0; i < T * H; i++)
         b.x[i] = to_bf16(ldexp(t_normal(&r), -96 - 2 * (i / H))); /* both sides of 2^-100 */
+    const bool int8 = type == MEGAMOE_ACTIVATIONS_INT8;
     for (int t = 0; t < T; t++)
-        quantized_token(b.x + t * H, H, MEGAMOE_SCALE_TOKEN, x + t * H);
-    const variant v = {.recipe = small, .topk = 2};
+        if (int8)
+            quantized_token_int8(b.x + t * H, H, x + t * H);
+        else
+            quantized_token(b.x + t * H, H, MEGAMOE_SCALE_TOKEN, x + t * H);
+    const variant v = {.recipe = small, .topk = 2, .activations = type};
     uint16_t *reference = reference_of(&m, &v, &b);
-    const setup s = {.weights = m.weights};
+    const setup s = {.weights = m.weights, .activations = type};
     run_once(&s, &b, y);
     T_CHECK(same_rows(y, reference, T * H));
-    model_forward(&m, &(exactness){m.values, false, true}, &b, x, want);
+    model_forward(&m,
+                  &(exactness){.values = m.values, .quantize_hidden = true, .activations = type},
+                  &b, x, want);
     for (int i = 0; i < T * H; i++)
         got[i] = from_bf16(y[i]);
     for (int t = 0; t < T; t++)
@@ -148,6 +169,14 @@ T_CASE(tiny_tokens_times_large_weights) {
     free(reference);
     batch_free(&b);
     model_close(&m);
+}
+
+T_CASE(tiny_tokens_times_large_weights) {
+    check_tiny_tokens(MEGAMOE_ACTIVATIONS_E4M3);
+}
+
+T_CASE(tiny_tokens_times_large_weights_int8) {
+    check_tiny_tokens(MEGAMOE_ACTIVATIONS_INT8);
 }
 
 /* Every dtype and stride that stage and forward take. */
@@ -195,12 +224,12 @@ T_CASE(views_of_every_kind) {
 
 /* Copies what a workspace has staged into the views of another. */
 static void copy_staged(megamoe_workspace *from, megamoe_workspace *to, int64_t tokens,
-                        int32_t hidden, int32_t topk, size_t scale_bytes) {
+                        int32_t hidden, int32_t topk) {
     megamoe_workspace_views a = MEGAMOE_INIT(megamoe_workspace_views), b = a;
     T_OK(megamoe_workspace_get_views(from, &a));
     T_OK(megamoe_workspace_get_views(to, &b));
-    T_EQ_INT(a.codes.dtype, MEGAMOE_DTYPE_E4M3);
-    const size_t scale_row = (size_t)(scale_bytes == 1 ? (hidden + 127) / 128 : 1) * scale_bytes;
+    const size_t scale_bytes = a.scales.dtype == MEGAMOE_DTYPE_F32 ? 4 : 1;
+    const size_t scale_row = (size_t)a.scales.stride * scale_bytes;
     for (int64_t t = 0; t < tokens; t++) {
         memcpy((uint8_t *)b.codes.data + t * b.codes.stride,
                (uint8_t *)a.codes.data + t * a.codes.stride, (size_t)hidden);
@@ -214,16 +243,26 @@ static void copy_staged(megamoe_workspace *from, megamoe_workspace *to, int64_t 
 }
 
 T_CASE(commit_staged_equals_stage) {
-    for (int mode = 0; mode < 2; mode++) {
+    static const megamoe_dtype scale_dtypes[] = {MEGAMOE_DTYPE_F32, MEGAMOE_DTYPE_E8M0,
+                                                 MEGAMOE_DTYPE_F32};
+    for (int mode = 0; mode < 3; mode++) {
+        const bool int8 = mode == 2;
         t_random r = t_random_start(500 + (uint64_t)mode);
         model m = model_open(&small, &r);
         batch b = batch_random(&m, 21, 2, ROUTING_RANDOM, &r);
         b.x[3 * 160 + 140] = 0x7FC0;
         uint16_t want[21 * 160], y[21 * 160];
-        const setup s = {.weights = m.weights, .input_scale = (megamoe_input_scale)mode};
+        const setup s = {.weights = m.weights,
+                         .input_scale = mode == 1 ? MEGAMOE_SCALE_BLOCK : MEGAMOE_SCALE_TOKEN,
+                         .activations = int8 ? MEGAMOE_ACTIVATIONS_INT8 : MEGAMOE_ACTIVATIONS_E4M3};
         fleet f = fleet_open(&s), g = fleet_open(&s);
         fleet_forward(&f, &b, want);
-        copy_staged(f.rank[0].workspace, g.rank[0].workspace, 21, 160, 2, mode ? 1 : 4);
+        megamoe_workspace_views views = MEGAMOE_INIT(megamoe_workspace_views);
+        T_OK(megamoe_workspace_get_views(f.rank[0].workspace, &views));
+        T_EQ_INT(views.codes.dtype, int8 ? MEGAMOE_DTYPE_I8 : MEGAMOE_DTYPE_E4M3);
+        T_EQ_INT(views.scales.dtype, scale_dtypes[mode]);
+        T_EQ_INT(views.scales.stride, mode ? 2 : 1);
+        copy_staged(f.rank[0].workspace, g.rank[0].workspace, 21, 160, 2);
         T_OK(megamoe_commit_staged(g.rank[0].workspace, 21, NULL));
         megamoe_status status[MAX_RANKS];
         fleet_compute(&g, &b, y, status);
@@ -286,7 +325,7 @@ T_CASE(block_f32_scales) {
         }
         if (powers)
             T_EQ_MEM(y, by_bytes, sizeof y);
-        const exactness how = {m.values, false, true};
+        const exactness how = {.values = m.values, .quantize_hidden = true};
         model_forward(&m, &how, &b, x, want);
         for (int i = 0; i < T * H; i++)
             got[i] = from_bf16(y[i]);
@@ -418,9 +457,12 @@ T_CASE(nan_rows_stay_alone) {
     model m = model_open(&small, &r);
     batch b = batch_random(&m, 26, 2, ROUTING_HOT, &r);
     uint16_t want[26 * 160], y[26 * 160];
-    for (int mode = 0; mode < 2; mode++) {
-        const setup s = {
-            .weights = m.weights, .input_scale = (megamoe_input_scale)mode, .ranks = 2};
+    for (int mode = 0; mode < 3; mode++) {
+        const setup s = {.weights = m.weights,
+                         .input_scale = mode == 1 ? MEGAMOE_SCALE_BLOCK : MEGAMOE_SCALE_TOKEN,
+                         .activations =
+                             mode == 2 ? MEGAMOE_ACTIVATIONS_INT8 : MEGAMOE_ACTIVATIONS_E4M3,
+                         .ranks = 2};
         for (int64_t i = 0; i < 26 * 160; i++)
             if (i % 160 == 70 && i / 160 % 5 == 1)
                 b.x[i] = 0x3F80;

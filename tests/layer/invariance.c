@@ -22,7 +22,8 @@ static uint16_t *rows_for(int64_t tokens) {
     return y;
 }
 
-static subject open_subject(megamoe_format format, routing kind, uint64_t stream) {
+static subject open_subject_of(megamoe_format format, routing kind, megamoe_activation_type type,
+                               uint64_t stream) {
     t_random r = t_random_start(stream);
     const model_recipe recipe = {format, HIDDEN, 96, 7, MEGAMOE_DTYPE_BF16, {1.702f, 1, 7}};
     subject s = {.m = model_open(&recipe, &r)};
@@ -30,9 +31,13 @@ static subject open_subject(megamoe_format format, routing kind, uint64_t stream
     batch_mask(&s.b, 9, &r);
     s.b.x[5 * HIDDEN + 3] = 0x7FC0;
     s.want = rows_for(TOKENS);
-    const setup plain = {.weights = s.m.weights};
+    const setup plain = {.weights = s.m.weights, .activations = type};
     run_once(&plain, &s.b, s.want);
     return s;
+}
+
+static subject open_subject(megamoe_format format, routing kind, uint64_t stream) {
+    return open_subject_of(format, kind, MEGAMOE_ACTIVATIONS_E4M3, stream);
 }
 
 static void close_subject(subject *s) {
@@ -174,6 +179,51 @@ T_CASE(placement_and_replicas) {
             how.options.physical_to_logical = reversed;
             how.options.physical_experts = 7;
             check_run(&s, &how, "reversed experts on ranks", ranks);
+            how.options.physical_to_logical = replicas;
+            how.options.physical_experts = 11;
+            check_run(&s, &how, "replicas on ranks", ranks);
+        }
+        close_subject(&s);
+    }
+}
+
+/* Int8 activations have kernels and panels of their own. */
+T_CASE(int8_activations) {
+    static const int32_t replicas[] = {3, 0, 3, 1, 3, 2, 4, 5, 6, 3, 0};
+    for (int kind = 0; kind < 4; kind++) {
+        t_random r = t_random_start(90 + (uint64_t)kind);
+        subject s =
+            open_subject_of(kind % 2 ? MEGAMOE_FORMAT_NVFP4 : MEGAMOE_FORMAT_MXFP4,
+                            (routing)(kind % 3), MEGAMOE_ACTIVATIONS_INT8, 94 + (uint64_t)kind);
+        const setup plain = {.weights = s.m.weights, .activations = MEGAMOE_ACTIVATIONS_INT8};
+        setup how = plain;
+        how.topk = TOPK;
+        how.tokens = TOKENS;
+        how.threads = 2;
+        fleet f = fleet_open(&how);
+        uint16_t *y = rows_for(TOKENS);
+        for (int64_t n = 1; n <= TOKENS; n += n < 70 ? 1 : 23) {
+            const int64_t first = (int64_t)t_below(&r, (uint32_t)(TOKENS - n + 1));
+            const batch part = batch_part(&s.b, first, n);
+            fleet_forward(&f, &part, y);
+            T_CHECK_MSG(same_rows(y, s.want + first * HIDDEN, n * HIDDEN), "routing %d, %d tokens",
+                        kind, (int)n);
+        }
+        free(y);
+        fleet_close(&f);
+        for (int32_t threads = 1; threads <= 3; threads++)
+            for (int i = 0; tiers[i]; i++) {
+                how = plain;
+                how.threads = threads;
+                how.tier = tiers[i];
+                check_run(&s, &how, tiers[i], threads);
+            }
+        for (int32_t ranks = 1; ranks <= 8; ranks++) {
+            how = plain;
+            how.ranks = ranks;
+            how.folded = ranks % 2;
+            how.tier = tiers[ranks % 3];
+            check_run(&s, &how, "ranks", ranks);
             how.options.physical_to_logical = replicas;
             how.options.physical_experts = 11;
             check_run(&s, &how, "replicas on ranks", ranks);

@@ -264,6 +264,24 @@ void quantized_token(const uint16_t *x, int32_t n, megamoe_input_scale mode, dou
     }
 }
 
+/* To int8 with one F32 for 128 channels, in place. */
+static void quantize_int8(double *values, int32_t n) {
+    for (int32_t start = 0; start < n; start += 128) {
+        const int32_t end = n - start < 128 ? n : start + 128;
+        double amax = 0;
+        for (int32_t i = start; i < end; i++)
+            amax = fmax(amax, fabs((double)(float)values[i]));
+        for (int32_t i = start; i < end && amax > 0; i++)
+            values[i] = nearbyint(values[i] * 127 / amax) * (amax / 127);
+    }
+}
+
+void quantized_token_int8(const uint16_t *x, int32_t n, double *values) {
+    for (int32_t i = 0; i < n; i++)
+        values[i] = from_bf16(x[i]);
+    quantize_int8(values, n);
+}
+
 double gated(const megamoe_activation *activation, double gate, double up) {
     const double alpha = activation->alpha != 0 ? (double)activation->alpha : 1;
     const double limit = activation->limit != 0 ? (double)activation->limit : INFINITY;
@@ -292,7 +310,9 @@ void model_route(const model *m, const exactness *how, int32_t expert, double we
                           layer_bias(&m->layer, expert, MEGAMOE_UP, i);
         h[i] = gated(&desc->activation, gate, up) * (how->weight_after_fc2 ? 1 : weight);
     }
-    if (how->quantize_hidden)
+    if (how->quantize_hidden && how->activations == MEGAMOE_ACTIVATIONS_INT8)
+        quantize_int8(h, intermediate);
+    else if (how->quantize_hidden)
         quantized_hidden(h, intermediate);
     for (int32_t i = 0; i < hidden; i++) {
         const size_t row = matrix + (size_t)i * (size_t)intermediate;

@@ -66,11 +66,14 @@ bool same_rows(const uint16_t *a, const uint16_t *b, int64_t n);
 typedef struct exactness {
     double *const *values; /* model.values or model.folded */
     bool weight_after_fc2;
-    bool quantize_hidden; /* FC2's input goes through E4M3 */
+    bool quantize_hidden; /* FC2's input goes through E4M3, or what `activations` says */
+    megamoe_activation_type activations;
 } exactness;
 
 /* A token as the operation sees it: E4M3 codes times their scale. */
 void quantized_token(const uint16_t *x, int32_t n, megamoe_input_scale mode, double *values);
+/* The same for int8 codes with one F32 for 128 channels. */
+void quantized_token_int8(const uint16_t *x, int32_t n, double *values);
 /* h to E4M3 with one power of two for 128 channels, and back. */
 void quantized_hidden(double *h, int32_t n);
 double gated(const megamoe_activation *activation, double gate, double up);

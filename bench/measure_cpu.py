@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the CPU benchmark of record: geometries A, B and C on each number of threads.
 
-    bench/measure_cpu.py [--tool build/release/tools/megamoe] [--seconds 3] OUT
+    bench/measure_cpu.py [--tool build/release/tools/megamoe] [--seconds 3] [--activations int8] OUT
 
-Leaves one JSON file per run and a table, OUT/README.md, made from them. Run it on a quiet machine.
+Leaves one JSON file per run and a table made from them, OUT/README.md or OUT/int8.md. Run it on a
+quiet machine; what int8 gains over E4M3 is measured in pairs and bears neighbours.
 """
 import argparse
 import json
@@ -15,9 +16,11 @@ TOKENS = "1,4,16,64,256,1024"
 ARMS = [("A", "mxfp4"), ("B", "mxfp4"), ("C", "mxfp4"), ("A", "nvfp4")]
 
 
-def measure(tool, geometry, fmt, threads, seconds):
-    command = [tool, "bench", "--geometry", geometry, "--format", fmt, "--threads", str(threads),
-               "--tokens", TOKENS, "--seconds", str(seconds), "--json"]
+def measure(options, geometry, fmt, threads):
+    command = [options.tool, "bench", "--geometry", geometry, "--format", fmt, "--threads",
+               str(threads), "--tokens", TOKENS, "--seconds", str(options.seconds), "--json"]
+    if options.activations == "int8":
+        command += ["--activations", "int8"]
     print(" ".join(command), flush=True)
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -30,23 +33,44 @@ def rows(run):
                f"| {point['gflops']:.0f} | {100 * point['dot_share']:.0f} % of {ceilings[1]:.0f} |")
 
 
-def page(runs, seconds):
+def int8_rows(run):
+    for point in run["points"]:
+        yield (f"| {run['threads']} | {point['tokens']} | {point['median_ms']:.3f} "
+               f"| {point['e4m3_median_ms']:.3f} | {point['gain']:.2f} "
+               f"| {point['gain_p10']:.2f}..{point['gain_p90']:.2f} | {point['runs']} "
+               f"| {point['gflops']:.0f} | {100 * point['dot_share']:.0f} % |")
+
+
+E4M3_HEAD = ["| threads | tokens | ms | GB/s | of read | GFLOP/s | of dot |",
+             "|---|---|---|---|---|---|---|"]
+INT8_HEAD = ["| threads | tokens | int8 ms | E4M3 ms | gain | p10..p90 | pairs | GOP/s | of dot |",
+             "|---|---|---|---|---|---|---|---|---|"]
+E4M3_TEXT = ("Medians; weights cold: routing is uniform and new in every iteration. Ceilings are "
+             "measured before and after each point; a share is of their mean. GB/s counts each "
+             "touched expert's weights once.")
+INT8_TEXT = ("Int8 activations beside E4M3: forwards alternate; gain is the median over pairs of "
+             "E4M3's time by int8's, which what else runs on the machine disturbs less than the times "
+             "themselves. Weights cold: routing is uniform and new in every iteration. "
+             "A share is of the int8 peak, measured before and after each point. What int8 does to "
+             "accuracy: [numerics](../../../docs/numerics.md), section 1.")
+
+
+def page(runs, options):
     first = runs[0][1]
-    lines = [f"# {first['model'].strip()}, {first['tier']}", "",
+    int8 = options.activations == "int8"
+    arguments = f"--seconds {options.seconds:g}" + (" --activations int8" if int8 else "")
+    lines = [f"# {first['model'].strip()}, {first['tier']}" + (", int8 activations" if int8 else ""),
+             "",
              f"{first['date']}, megamoe {first['version']}, made by "
-             f"`bench/measure_cpu.py --seconds {seconds:g}`. Medians; weights cold: routing is uniform "
-             "and new in every iteration. Ceilings are measured before and after each point; a share "
-             "is of their mean. GB/s counts each touched expert's weights once."]
+             f"`bench/measure_cpu.py {arguments}`. " + (INT8_TEXT if int8 else E4M3_TEXT)]
     heading = None
     for name, run in runs:
         title = (f"{run['layer']}, {run['format']}: hidden {run['hidden']}, intermediate "
                  f"{run['intermediate']}, {run['experts']} experts, top-{run['topk']}")
         if title != heading:
             heading = title
-            lines += ["", f"## {title}", "",
-                      "| threads | tokens | ms | GB/s | of read | GFLOP/s | of dot |",
-                      "|---|---|---|---|---|---|---|"]
-        lines += rows(run)
+            lines += ["", f"## {title}", ""] + (INT8_HEAD if int8 else E4M3_HEAD)
+        lines += int8_rows(run) if int8 else rows(run)
     lines += ["", "Files: " + ", ".join(f"[{name}]({name})" for name, _ in runs) + "."]
     return "\n".join(lines) + "\n"
 
@@ -57,16 +81,19 @@ def main():
     parser.add_argument("--tool", default="build/release/tools/megamoe")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--activations", choices=["e4m3", "int8"], default="e4m3")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     runs = []
     for geometry, fmt in ARMS:
         for threads in map(int, options.threads.split(",")):
-            run = measure(options.tool, geometry, fmt, threads, options.seconds)
-            name = f"{geometry.lower()}-{fmt}-{threads}.json"
+            run = measure(options, geometry, fmt, threads)
+            suffix = "-int8" if options.activations == "int8" else ""
+            name = f"{geometry.lower()}-{fmt}{suffix}-{threads}.json"
             (options.out / name).write_text(json.dumps(run, indent=1) + "\n")
             runs.append((name, run))
-    (options.out / "README.md").write_text(page(runs, options.seconds))
+    name = "int8.md" if options.activations == "int8" else "README.md"
+    (options.out / name).write_text(page(runs, options))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ megamoe_shape bench_shape(const bench *b) {
     shape.experts = b->layer.desc.experts;
     shape.topk = b->layer.desc.topk;
     shape.input_scale = (megamoe_input_scale)b->request->input_scale;
+    shape.activations = (megamoe_activation_type)b->request->activations;
     return shape;
 }
 
@@ -39,6 +40,10 @@ static const char *input_scale_name(const bench *b) {
     return b->request->input_scale == MEGAMOE_SCALE_TOKEN ? "token" : "block";
 }
 
+static const char *activations_name(const bench *b) {
+    return b->request->activations == MEGAMOE_ACTIVATIONS_INT8 ? "int8" : "e4m3";
+}
+
 static const char *accumulate_name(const bench *b) {
     return b->request->accumulate == MEGAMOE_ACCUMULATE_MMA ? "mma" : "promote";
 }
@@ -57,12 +62,12 @@ json_t *bench_json(const bench *b) {
     if (desc->format == MEGAMOE_FORMAT_NVFP4)
         json_object_set_new(object, "nvfp4", json_string(nvfp4_name(b)));
     json_object_update_new(
-        object,
-        json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:b, s:s, s:s, s:s, s:I}", "input_scale",
-                  input_scale_name(b), "accumulate", accumulate_name(b), "device", b->device.name,
-                  "model", b->device.model, "tier", b->device.tier, "threads", b->device.threads,
-                  "pinned", b->device.pinned, "version", megamoe_version(), "date", b->date,
-                  "command", b->command, "seed", (json_int_t)b->target.seed));
+        object, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:b, s:s, s:s, s:s, s:I}",
+                          "activations", activations_name(b), "input_scale", input_scale_name(b),
+                          "accumulate", accumulate_name(b), "device", b->device.name, "model",
+                          b->device.model, "tier", b->device.tier, "threads", b->device.threads,
+                          "pinned", b->device.pinned, "version", megamoe_version(), "date", b->date,
+                          "command", b->command, "seed", (json_int_t)b->target.seed));
     return object;
 }
 
@@ -77,7 +82,10 @@ void bench_print_layer(const bench *b) {
                 report_size((uint64_t)desc->experts * b->layer.expert_bytes, size));
     if (desc->experts < b->layer.all_experts)
         report_line("", "a share: the first %d of %d experts", desc->experts, b->layer.all_experts);
-    report_line("options", "input scale per %s, accumulate %s",
-                b->request->input_scale == MEGAMOE_SCALE_TOKEN ? "token" : "128 channels",
-                accumulate_name(b));
+    if (b->request->activations == MEGAMOE_ACTIVATIONS_INT8)
+        report_line("options", "activations int8, scales per 128 channels");
+    else
+        report_line("options", "input scale per %s, accumulate %s",
+                    b->request->input_scale == MEGAMOE_SCALE_TOKEN ? "token" : "128 channels",
+                    accumulate_name(b));
 }

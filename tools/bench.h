@@ -13,7 +13,7 @@ enum { BENCH_MAX_POINTS = 48, BENCH_MAX_TOKENS = 1 << 16 };
 typedef struct bench_request {
     const char *path, *model, *geometry, *tokens, *device;
     int64_t layer, experts, threads, seed, capacity, iterations, token_tile, lag;
-    int format, nvfp4, input_scale, accumulate;
+    int format, nvfp4, input_scale, accumulate, activations;
     double seconds, memory_gb;
     bool json, mapped;
 } bench_request;

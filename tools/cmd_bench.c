@@ -76,7 +76,10 @@ static int choose_tokens(const bench_request *request, bool gpu, bench *b) {
 static int check_request(const bench_request *request, bool gpu) {
     if ((request->path != NULL) + (request->model != NULL) + (request->geometry != NULL) > 1)
         return report_error("bench: PATH, --model and --geometry exclude each other");
-    const char *of_cpu = request->mapped ? "mapped" : request->seconds >= 0 ? "seconds" : NULL;
+    const char *of_cpu = request->mapped         ? "mapped"
+                         : request->seconds >= 0 ? "seconds"
+                         : request->activations  ? "activations int8"
+                                                 : NULL;
     const char *of_gpu = request->capacity > 0     ? "capacity"
                          : request->iterations > 0 ? "iterations"
                          : request->token_tile > 0 ? "token-tile"
@@ -85,6 +88,8 @@ static int check_request(const bench_request *request, bool gpu) {
     if (gpu && of_cpu != NULL)
         return report_error("bench: --%s is for the CPU, not for --device %s", of_cpu,
                             request->device);
+    if (request->activations && request->input_scale)
+        return report_error("bench: --input-scale block is for E4M3, not for --activations int8");
     if (!gpu && of_gpu != NULL)
         return report_error("bench: --%s is for a GPU, not for --device %s", of_gpu,
                             request->device);
@@ -182,6 +187,7 @@ int cmd_bench(int argc, char **argv) {
          "one scale per token, or per 128 channels (token)", 0, 0},
         {"accumulate", OPTION_CHOICE, &request.accumulate, "mma|promote",
          "sums over all of K, or over 128 each (mma)", 0, 0},
+        OPTION_ACTIVATIONS(&request.activations),
         {"mapped", OPTION_FLAG, &request.mapped, NULL,
          "CPU: use a prepared file as it is mapped instead of a copy in huge pages", 0, 0},
         {"memory", OPTION_NUMBER, &request.memory_gb, "GB", "most weights to hold (2; GPU: all)",

@@ -35,7 +35,8 @@ static json_t *ceilings_json(const information *info) {
     if (is_gpu(&info->device))
         return json_pack("{s:f, s:f, s:f}", "read_gbs", c->read_gbs, "copy_gbs", c->copy_gbs,
                          "mma_tflops", c->mma_tflops);
-    return json_pack("{s:f, s:f}", "read_gbs", c->read_gbs, "dot_gflops", c->dot_gflops);
+    return json_pack("{s:f, s:f, s:f}", "read_gbs", c->read_gbs, "dot_gflops", c->dot_gflops,
+                     "int8_gops", c->int8_gops);
 }
 
 static json_t *link_json(const link *l) {
@@ -177,6 +178,7 @@ static int print_text(const information *info) {
             print_link(&info->links[i]);
     } else {
         report_line("dot", "%.0f GFLOP/s in the tier's dot products", c->dot_gflops);
+        report_line("int8", "%.0f GOP/s in those of int8 activations", c->int8_gops);
     }
     return EXIT_DONE;
 }

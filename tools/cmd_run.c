@@ -63,6 +63,7 @@ static int compare_with_reference(run *r, int32_t threads) {
     options.nvfp4 = r->options.nvfp4;
     options.input_scale = r->options.input_scale;
     options.accumulate = r->options.accumulate;
+    options.activations = r->options.activations;
     options.threads = threads;
     options.progress = progress_begin(&bar, "reference");
     const megamoe_status status = megamoe_reference_forward(r->source.weights, &options, in->topk,
@@ -166,7 +167,7 @@ static int print_text(const run *r, uint64_t sum) {
 typedef struct run_request {
     const char *path, *input, *out, *device;
     int64_t layer, tokens, seed, ranks, threads;
-    int nvfp4, input_scale, accumulate;
+    int nvfp4, input_scale, accumulate, activations;
     bool verify, json;
 } run_request;
 
@@ -250,6 +251,7 @@ int cmd_run(int argc, char **argv) {
          "one scale per token, or per 128 channels (token)", 0, 0},
         {"accumulate", OPTION_CHOICE, &request.accumulate, "mma|promote",
          "sums over all of K, or over 128 each (mma)", 0, 0},
+        OPTION_ACTIVATIONS(&request.activations),
         {"output", OPTION_TEXT, &request.out, "FILE", "safetensors: output, topk_ids, ...", 0, 0},
         {"verify", OPTION_FLAG, &request.verify, NULL, "compare with the scalar reference", 0, 0},
         OPTION_JSON(&request.json)};
@@ -268,6 +270,11 @@ int cmd_run(int argc, char **argv) {
         return code;
     if (request.input != NULL && request.tokens != 0)
         return report_error("run: --tokens and --input exclude each other");
+    if (request.activations && ranks_on_gpu(request.device))
+        return report_error("run: --activations int8 is for the CPU, not for --device %s",
+                            request.device);
+    if (request.activations && request.input_scale)
+        return report_error("run: --input-scale block is for E4M3, not for --activations int8");
     if (request.tokens == 0)
         request.tokens = 16;
     request.path = arguments[0];
@@ -278,7 +285,8 @@ int cmd_run(int argc, char **argv) {
                          .threads = (int32_t)request.threads,
                          .nvfp4 = (megamoe_nvfp4_mode)request.nvfp4,
                          .input_scale = (megamoe_input_scale)request.input_scale,
-                         .accumulate = (megamoe_accumulate)request.accumulate}};
+                         .accumulate = (megamoe_accumulate)request.accumulate,
+                         .activations = (megamoe_activation_type)request.activations}};
     code = join_ranks(&r, &request);
     if (code == EXIT_DONE)
         code = execute(&r, &request);

@@ -43,6 +43,10 @@ typedef struct command_syntax {
 #define OPTION_JSON(target)                                                                        \
     { "json", OPTION_FLAG, target, NULL, "print one JSON object", 0, 0 }
 
+/* An index that is a megamoe_activation_type. */
+#define OPTION_ACTIVATIONS(target)                                                                 \
+    { "activations", OPTION_CHOICE, target, "e4m3|int8", "CPU: int8 is faster (e4m3)", 0, 0 }
+
 enum { OPTION_MAX_ARGUMENTS = 4 };
 
 /*

@@ -49,6 +49,7 @@ megamoe_status rank_create(rank *r, int64_t pool_rows) {
     shape.experts = desc->experts;
     shape.topk = r->inputs->topk;
     shape.input_scale = r->options->input_scale;
+    shape.activations = r->options->activations;
     megamoe_capacity capacity = MEGAMOE_INIT(megamoe_capacity);
     const int64_t longest = rank_part_begin(r->inputs->tokens, r->options->ranks, 1);
     capacity.tokens = longest > 0 ? longest : 1;

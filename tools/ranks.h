@@ -15,6 +15,7 @@ typedef struct ranks_options {
     megamoe_nvfp4_mode nvfp4;
     megamoe_input_scale input_scale;
     megamoe_accumulate accumulate;
+    megamoe_activation_type activations;
 } ranks_options;
 
 typedef struct ranks_report {

@@ -68,6 +68,26 @@ class SameBits(Case):
                     for tier in ["scalar", "avx2", "avx512"] for threads in [1, 3]}
             self.assertEqual(len(sums), 1)
 
+    def test_int8_activations(self):
+        for model in ["deepseek-v4-flash", "qwen3-30b-a3b", "gpt-oss-20b"]:
+            with self.subTest(model):
+                checkpoint = self.synth(model, name=model)
+                int8 = ["run", checkpoint, "--tokens", 9, "--activations", "int8"]
+                sums = {self.good_json(*int8, "--verify", "--ranks", ranks, "--threads", threads,
+                                       env={"MEGAMOE_CPU": tier})["checksum"]
+                        for tier, ranks, threads in [("scalar", 1, 1), ("avx2", 3, 1),
+                                                     ("avx512", 2, 4)]}
+                self.assertEqual(len(sums), 1)
+                e4m3 = self.good_json("run", checkpoint, "--tokens", 9, "--activations", "e4m3")
+                self.assertNotIn(e4m3["checksum"], sums)
+        qwen = self.path("qwen3-30b-a3b")
+        self.fails(2, ["int8", "folded NVFP4"], "run", qwen, "--nvfp4", "folded", "--activations",
+                   "int8")
+        self.fails(2, ["--input-scale block", "int8"], "run", qwen, "--input-scale", "block",
+                   "--activations", "int8")
+        self.fails(2, ["int8", "for the CPU", "cuda:1"], "run", qwen, "--device", "cuda:1",
+                   "--activations", "int8")
+
     def test_prepared(self):
         for model in MODELS:
             with self.subTest(model):

@@ -98,6 +98,7 @@ class UsageErrors(Case):
 
     def test_choices(self):
         self.fails(2, ["--input-scale", "row", "token|block"], "run", "x", "--input-scale", "row")
+        self.fails(2, ["--activations", "fp8", "e4m3|int8"], "run", "x", "--activations", "fp8")
         self.fails(2, ["--format", "fp4", "mxfp4|nvfp4"], "synth", "--format", "fp4")
         self.fails(2, ["--nvfp4", "exactly"], "prepare", "nowhere", "--nvfp4", "exactly")
 
@@ -149,6 +150,7 @@ class Streams(Case):
         info = self.good_json("info", "--measure")
         self.assertGreater(info["read_gbs"], 0)
         self.assertGreater(info["dot_gflops"], 0)
+        self.assertGreater(info["int8_gops"], 0)
 
     def test_tier_can_be_capped(self):
         self.assertEqual(self.good_json("info", env={"MEGAMOE_CPU": "scalar"})["tier"], "scalar")

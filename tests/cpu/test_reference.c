@@ -315,9 +315,10 @@ T_CASE(int8_end_to_end) {
         const bool nvfp4 = i & 1, outliers = i & 2;
         const arithmetic *a = &all[nvfp4 ? 4 : 0];
         t_random r = t_random_start(250 + (uint64_t)i);
-        model m = open_for(a, 512, 384, 3, i % 3 ? MEGAMOE_DTYPE_BF16 : MEGAMOE_DTYPE_NONE,
-                           activations[i / 4], &r);
-        batch b = batch_random(&m, END_TO_END_TOKENS, 2, ROUTING_RANDOM, &r);
+        const bool full_size = i / 4 == 1; /* of Qwen3-30B-A3B */
+        model m = open_for(a, full_size ? 2048 : 512, full_size ? 768 : 384, 3,
+                           i % 3 ? MEGAMOE_DTYPE_BF16 : MEGAMOE_DTYPE_NONE, activations[i / 4], &r);
+        batch b = batch_random(&m, full_size ? 6 : END_TO_END_TOKENS, 2, ROUTING_RANDOM, &r);
         if (outliers)
             put_outliers(&b, &r);
         megamoe_reference_options options = MEGAMOE_INIT(megamoe_reference_options);

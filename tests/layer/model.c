@@ -268,11 +268,14 @@ void quantized_token(const uint16_t *x, int32_t n, megamoe_input_scale mode, dou
 static void quantize_int8(double *values, int32_t n) {
     for (int32_t start = 0; start < n; start += 128) {
         const int32_t end = n - start < 128 ? n : start + 128;
-        double amax = 0;
+        float amax = 0;
         for (int32_t i = start; i < end; i++)
-            amax = fmax(amax, fabs((double)(float)values[i]));
-        for (int32_t i = start; i < end && amax > 0; i++)
-            values[i] = nearbyint(values[i] * 127 / amax) * (amax / 127);
+            amax = fmaxf(amax, fabsf((float)values[i]));
+        const float inverse = 127.0f / amax, scale = amax / 127.0f;
+        for (int32_t i = start; i < end && amax > 0; i++) {
+            const float scaled = (float)values[i] * inverse;
+            values[i] = nearbyint((double)scaled) * (double)scale;
+        }
     }
 }
 

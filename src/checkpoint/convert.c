@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/file.h"
 #include "base/memory.h"
+#include "checkpoint/json.h"
 #include "router/router.h"
 
 /*
@@ -115,7 +116,7 @@ static megamoe_status write_file(writing *w, mm_converted_file *file) {
 /* Gives up the reference to `object`. */
 static megamoe_status write_json(const writing *w, const char *name, json_t *object) {
     /* 17 digits bring every double back. */
-    char *text = object ? json_dumps(object, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) : NULL;
+    char *text = object ? mm_json_text(object, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) : NULL;
     json_decref(object);
     char *path = NULL;
     mm_output output = {.fd = -1};
@@ -151,19 +152,20 @@ static megamoe_status write_configs(const writing *w) {
 }
 
 /* Both NULL, or of the same bytes as a prepared file would keep. */
-static bool same_router(const megamoe_router *a, const megamoe_router *b) {
-    if (!a || !b)
-        return !a && !b;
+static megamoe_status compare_routers(const writing *w, const megamoe_router *a,
+                                      const megamoe_router *b, bool *same) {
+    *same = !a && !b;
+    if (!a || !b || mm_router_saved_bytes(a) != mm_router_saved_bytes(b))
+        return MEGAMOE_OK;
     const size_t bytes = mm_router_saved_bytes(a);
-    uint8_t *saved = bytes == mm_router_saved_bytes(b) ? malloc(2 * bytes) : NULL;
-    bool same = false;
-    if (saved) {
-        mm_router_save(a, saved);
-        mm_router_save(b, saved + bytes);
-        same = memcmp(saved, saved + bytes, bytes) == 0;
-    }
+    uint8_t *saved = malloc(2 * bytes);
+    if (!saved)
+        return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory for a router", w->checkpoint->path);
+    mm_router_save(a, saved);
+    mm_router_save(b, saved + bytes);
+    *same = memcmp(saved, saved + bytes, bytes) == 0;
     free(saved);
-    return same;
+    return MEGAMOE_OK;
 }
 
 /* The router of a layer; NULL if it has none. */
@@ -190,8 +192,10 @@ static megamoe_status compare_layer(const writing *w, const megamoe_checkpoint *
     megamoe_status status = router_of(w->checkpoint, layer, &of_source);
     if (status == MEGAMOE_OK)
         status = router_of(made, layer, &of_made);
-    const bool router = status != MEGAMOE_OK || same_router(of_source, of_made);
-    if (!router || !same_layer(&from, &to))
+    bool router = false;
+    if (status == MEGAMOE_OK)
+        status = compare_routers(w, of_source, of_made, &router);
+    if (status == MEGAMOE_OK && (!router || !same_layer(&from, &to)))
         status = mm_fail(MEGAMOE_EUNSUPPORTED,
                          "%s: layer %" PRId32 ": under the names of %s its %s would be read as "
                          "another one",

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "base/file.h"
@@ -103,4 +104,36 @@ megamoe_status mm_json_read(const char *path, json_t **value) {
     }
     *value = read;
     return MEGAMOE_OK;
+}
+
+typedef struct written {
+    char *text;
+    size_t n, room;
+    bool failed;
+} written;
+
+static int append(const char *text, size_t n, void *user) {
+    written *w = user;
+    if (w->room - w->n <= n) { /* a NUL follows */
+        const size_t room = 2 * (w->n + n + 1);
+        char *grown = realloc(w->text, room);
+        if (!grown) {
+            w->failed = true;
+            return -1;
+        }
+        w->text = grown;
+        w->room = room;
+    }
+    memcpy(w->text + w->n, text, n);
+    w->n += n;
+    w->text[w->n] = 0;
+    return 0;
+}
+
+char *mm_json_text(const json_t *value, size_t flags) {
+    written w = {0};
+    if (json_dump_callback(value, append, &w, flags) == 0 && !w.failed)
+        return w.text;
+    free(w.text);
+    return NULL;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* JSON that comes from files. */
+/* JSON that comes from files, and goes to them. */
 #ifndef MM_CHECKPOINT_JSON_H
 #define MM_CHECKPOINT_JSON_H
 
@@ -21,5 +21,11 @@ MEGAMOE_CHECKED megamoe_status mm_json_parse(const char *text, size_t bytes, jso
  * Owns: the caller calls json_decref(*value). MEGAMOE_ENOTFOUND if there is no such file.
  */
 MEGAMOE_CHECKED megamoe_status mm_json_read(const char *path, json_t **value);
+
+/*
+ * The text of a value, with jansson's flags. Owns: the caller frees it. NULL when out of memory,
+ * where json_dumps may leave out a key instead.
+ */
+char *mm_json_text(const json_t *value, size_t flags);
 
 #endif

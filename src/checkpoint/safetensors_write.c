@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "checkpoint/json.h"
 #include "checkpoint/safetensors.h"
 #include "megamoe/checkpoint.h"
 
@@ -92,7 +93,7 @@ static megamoe_status build_header(const char *path, const megamoe_tensor_spec *
             goto done;
         }
     }
-    *text = json_dumps(header, JSON_COMPACT);
+    *text = mm_json_text(header, JSON_COMPACT);
     if (!*text)
         status = mm_fail(MEGAMOE_ENOMEM, "%s: out of memory for its header", path);
 done:

@@ -19,7 +19,7 @@ typedef struct task {
     const char *name;
     megamoe_status (*run)(void *argument);
     void *argument;
-    const char *out; /* a file that it writes into a directory of its own, or NULL */
+    const char *out; /* what it writes into a directory of its own, a file or directory, or NULL */
     bool threads;    /* then live blocks do not tell: the system keeps stacks of ended threads */
 } task;
 
@@ -33,6 +33,25 @@ static int files_in_directory_of(const char *path) {
         n += entry->d_name[0] != '.';
     closedir(stream);
     return n;
+}
+
+/* Whether there was such a file, or directory of files. */
+static bool remove_out(const char *path) {
+    if (unlink(path) == 0)
+        return true;
+    DIR *stream = opendir(path);
+    if (!stream)
+        return false;
+    for (const struct dirent *entry; (entry = readdir(stream)) != NULL;)
+        unlinkat(dirfd(stream), entry->d_name, 0);
+    closedir(stream);
+    return rmdir(path) == 0;
+}
+
+/* A path that stays, in a new directory. */
+static void path_in(const char *directory, char path[4096]) {
+    T_REQUIRE(mkdir(t_path(directory), 0777) == 0);
+    snprintf(path, 4096, "%s/file", t_path(directory));
 }
 
 /*
@@ -55,7 +74,7 @@ static bool run_without(const task *t, int64_t k, bool all_after) {
                             after, allocation_live() - live);
     if (t->out) {
         good &= T_EQ_INT(files_in_directory_of(t->out), succeeded);
-        good &= T_EQ_INT(unlink(t->out) == 0, succeeded);
+        good &= T_EQ_INT(remove_out(t->out), succeeded);
     }
     return good && failed;
 }
@@ -63,7 +82,7 @@ static bool run_without(const task *t, int64_t k, bool all_after) {
 static void run_out(const task *t) {
     T_STATUS(t->run(t->argument), MEGAMOE_OK); /* what is allocated once stays */
     if (t->out)
-        unlink(t->out);
+        remove_out(t->out);
     for (int all_after = 0; all_after < 2; all_after++) {
         int64_t k = 1;
         while (run_without(t, k, all_after))
@@ -80,7 +99,7 @@ static const char *const parts[] = {"config.json", "hf_quant_config.json",
 /* As tests/fuzz/fuzz_checkpoint.c takes an input apart. */
 static void unpack(const char *corpus, const char *name, const char *directory) {
     char path[8192];
-    snprintf(path, sizeof path, "%s/%s", corpus, name);
+    snprintf(path, sizeof path, "%s/checkpoint/%s", corpus, name);
     size_t bytes;
     char *data = t_read_file(path, &bytes);
     const char *at = data;
@@ -134,7 +153,9 @@ T_CASE(loading_a_checkpoint) {
                                         "fused",
                                         "gpt-oss",
                                         "gpt-oss-original",
+                                        "gpt-oss-packed",
                                         "index",
+                                        "mimo",
                                         "v3",
                                         "v4-hash"};
     char directory[4096];
@@ -143,6 +164,99 @@ T_CASE(loading_a_checkpoint) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         unpack(MEGAMOE_CORPUS, names[i], directory);
         run_out(&(task){names[i], load, directory, .out = NULL});
+    }
+}
+
+T_CASE(loading_gguf) {
+    static const char *const names[] = {"deepseek2", "deepseek4", "gpt-oss", "merged"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[4096];
+        snprintf(path, sizeof path, "%s/gguf/%s", MEGAMOE_CORPUS, names[i]);
+        run_out(&(task){names[i], load, path, .out = NULL});
+    }
+}
+
+/* ---- Other forms of a checkpoint's layers ---- */
+
+typedef struct rounding {
+    const char *directory;
+    megamoe_format format;
+    int32_t threads;
+} rounding;
+
+static megamoe_status quantize(void *argument) {
+    const rounding *r = argument;
+    megamoe_checkpoint *checkpoint;
+    megamoe_status status = megamoe_checkpoint_open(r->directory, &checkpoint);
+    if (status != MEGAMOE_OK)
+        return status;
+    const int32_t layer = megamoe_checkpoint_layer(checkpoint, 0);
+    megamoe_stored_layer stored = MEGAMOE_INIT(megamoe_stored_layer);
+    megamoe_quantize_options options = MEGAMOE_INIT(megamoe_quantize_options);
+    options.format = r->format;
+    options.threads = r->threads;
+    megamoe_weights *weights = NULL;
+    status = megamoe_checkpoint_stored(checkpoint, layer, &stored);
+    if (status == MEGAMOE_OK)
+        status = megamoe_checkpoint_quantize(checkpoint, layer, &options, &weights);
+    megamoe_weights_close(weights);
+    megamoe_checkpoint_close(checkpoint);
+    return status;
+}
+
+T_CASE(quantizing) {
+    static const char *const names[] = {"bf16", "fp8"};
+    char directory[4096];
+    snprintf(directory, sizeof directory, "%s", t_path("wide"));
+    T_REQUIRE(mkdir(directory, 0777) == 0);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        unpack(MEGAMOE_CORPUS, names[i], directory);
+        for (int32_t threads = 1; threads <= 2; threads++)
+            for (int nvfp4 = 0; nvfp4 < 2; nvfp4++) {
+                rounding r = {directory, nvfp4 ? MEGAMOE_FORMAT_NVFP4 : MEGAMOE_FORMAT_MXFP4,
+                              threads};
+                run_out(&(task){names[i], quantize, &r, .threads = threads > 1});
+            }
+    }
+}
+
+typedef struct conversion {
+    const char *directory, *family, *path;
+    megamoe_format format;
+} conversion;
+
+static megamoe_status convert(void *argument) {
+    const conversion *c = argument;
+    megamoe_checkpoint *checkpoint;
+    megamoe_status status = megamoe_checkpoint_open(c->directory, &checkpoint);
+    if (status != MEGAMOE_OK)
+        return status;
+    megamoe_convert_options options = MEGAMOE_INIT(megamoe_convert_options);
+    options.family = c->family;
+    options.format = c->format;
+    status = megamoe_checkpoint_convert(checkpoint, &options, c->path);
+    megamoe_checkpoint_close(checkpoint);
+    return status;
+}
+
+T_CASE(converting) {
+    static const struct {
+        const char *name, *family;
+        megamoe_format format;
+    } ways[] = {{"v4-hash", "compressed-tensors", MEGAMOE_FORMAT_MXFP4},
+                {"mimo", "compressed-tensors", MEGAMOE_FORMAT_NVFP4},
+                {"mimo", "modelopt-nvfp4", MEGAMOE_FORMAT_NVFP4},
+                {"gpt-oss", "gpt-oss", MEGAMOE_FORMAT_MXFP4},
+                {"gpt-oss-original", "deepseek-v4", MEGAMOE_FORMAT_MXFP4},
+                {"fused", "modelopt-nvfp4", MEGAMOE_FORMAT_NVFP4}};
+    char directory[4096], path[4096];
+    snprintf(directory, sizeof directory, "%s", t_path("source"));
+    T_REQUIRE(mkdir(directory, 0777) == 0);
+    path_in("converted", path);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        unpack(MEGAMOE_CORPUS, ways[i].name, directory);
+        conversion c = {directory, ways[i].family, path, ways[i].format};
+        run_out(&(task){ways[i].family, convert, &c, .out = path});
     }
 }
 
@@ -167,12 +281,6 @@ static megamoe_status fill(void *user, size_t index, void *data, uint64_t bytes)
 static megamoe_status save_tensors(void *path) {
     static const megamoe_tensor_spec specs[] = {{"one", "BF16", 2, {3, 4}}, {"two", "U8", 1, {9}}};
     return megamoe_tensors_save(path, specs, 2, fill, NULL, (megamoe_progress){0});
-}
-
-/* A path that stays, in a new directory. */
-static void path_in(const char *directory, char path[4096]) {
-    T_REQUIRE(mkdir(t_path(directory), 0777) == 0);
-    snprintf(path, 4096, "%s/file", t_path(directory));
 }
 
 T_CASE(tensors) {

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "fixture.h"
+#include "gguf_fixture.h"
 
 static const sizes size = {.hidden = 128, .intermediate = 64, .experts = 5};
 static const char config[] =
@@ -115,4 +115,92 @@ T_CASE(scales_that_become_wrong_are_found_when_they_are_used) {
     T_CONTAINS(megamoe_last_error(), "NaN");
     T_CHECK(access(t_path("layer"), F_OK) != 0);
     use_close(&u);
+}
+
+/* In blocks, which are unpacked when they are read. */
+T_CASE(a_gguf_file_is_cut_after_its_weights_were_taken) {
+    for (int nvfp4 = 0; nvfp4 < 2; nvfp4++) {
+        const gguf_layer layer = {
+            .type = nvfp4 ? GGUF_NVFP4 : GGUF_MXFP4, .s = size, .bias = true, .scale = nvfp4};
+        gguf file = gguf_start();
+        gguf_text(&file, "general.architecture", "gpt-oss");
+        gguf_add_experts(&file, &layer);
+        use u = {.file = gguf_save(&file, "cut.gguf")};
+        gguf_free(&file);
+        u.checkpoint = opened(u.file);
+        T_OK(megamoe_checkpoint_weights(u.checkpoint, 0, &u.weights));
+        megamoe_matrix matrix;
+        T_OK(megamoe_weights_matrix(u.weights, 2, MEGAMOE_UP, &matrix));
+        const uint8_t first = *(const uint8_t *)matrix.codes;
+        T_REQUIRE(truncate(u.file, 5000) == 0);
+        T_CHECK(*(const uint8_t *)matrix.codes == first);
+        missed(megamoe_weights_matrix(u.weights, 4, MEGAMOE_DOWN, &matrix), &u);
+        for (int32_t threads = 1; threads <= 2; threads++) {
+            megamoe_prepare_options options = MEGAMOE_INIT(megamoe_prepare_options);
+            options.threads = threads;
+            missed(megamoe_weights_prepare(u.weights, NULL, &options, t_path("layer")), &u);
+            T_CHECK(access(t_path("layer"), F_OK) != 0);
+        }
+        megamoe_weights *again;
+        missed(megamoe_checkpoint_weights(u.checkpoint, 0, &again), &u);
+        T_REQUIRE(truncate(u.file, 100) == 0);
+        T_STATUS(try_open(u.file), MEGAMOE_EFORMAT);
+        use_close(&u);
+    }
+}
+
+T_CASE(a_file_is_cut_before_it_is_quantized) {
+    built model = built_start();
+    for (int32_t e = 0; e < size.experts; e++)
+        for (int p = MEGAMOE_GATE; p <= MEGAMOE_DOWN; p++) {
+            const bool down = p == MEGAMOE_DOWN;
+            built_add(&model, "BF16",
+                      SHAPE(down ? size.hidden : size.intermediate,
+                            down ? size.intermediate : size.hidden),
+                      "model.layers.3.mlp.experts.%d.%s.weight", e, named[p]);
+        }
+    use u = {.checkpoint = opened(save_model(&model, config))};
+    built_free(&model);
+    u.file = t_path("model/model.safetensors");
+    T_REQUIRE(truncate(u.file, 50000) == 0);
+    for (int32_t threads = 1; threads <= 3; threads++)
+        for (int nvfp4 = 0; nvfp4 < 2; nvfp4++) {
+            megamoe_quantize_options options = MEGAMOE_INIT(megamoe_quantize_options);
+            options.format = nvfp4 ? MEGAMOE_FORMAT_NVFP4 : MEGAMOE_FORMAT_MXFP4;
+            options.threads = threads;
+            missed(megamoe_checkpoint_quantize(u.checkpoint, 3, &options, &u.weights), &u);
+            T_CHECK(u.weights == NULL);
+        }
+    use_close(&u);
+}
+
+typedef struct cutting {
+    const char *file;
+    int64_t bytes;
+} cutting;
+
+static void cut(void *user, uint64_t done, uint64_t total) {
+    (void)done;
+    (void)total;
+    const cutting *c = user;
+    T_REQUIRE(truncate(c->file, c->bytes) == 0);
+}
+
+/* Before it begins, and when its first tensor is written. */
+T_CASE(a_file_is_cut_while_it_is_converted) {
+    for (int begun = 0; begun < 2; begun++) {
+        use u = use_open();
+        cutting half = {u.file, u.bytes / 2};
+        T_REQUIRE(mkdir(t_path(begun ? "begun" : "early"), 0777) == 0);
+        if (!begun)
+            T_REQUIRE(truncate(u.file, u.bytes / 2) == 0);
+        megamoe_convert_options options = MEGAMOE_INIT(megamoe_convert_options);
+        options.family = "modelopt-nvfp4";
+        options.progress = (megamoe_progress){cut, &half};
+        missed(megamoe_checkpoint_convert(u.checkpoint, &options,
+                                          t_path(begun ? "begun/new" : "early/new")),
+               &u);
+        T_EQ_INT(files_in(t_path(begun ? "begun" : "early")), 0);
+        use_close(&u);
+    }
 }

@@ -296,3 +296,56 @@ T_CASE(tensors_of_a_file_are_found_by_name) {
     FAILS(try_open(t_path("plain.gguf")), MEGAMOE_EUNSUPPORTED, "plain.gguf", "no expert tensors");
     gguf_free(&file);
 }
+
+/* Of a header that is longer than what is read at a time. */
+T_CASE(a_long_header_is_read_in_parts) {
+    gguf file = plain();
+    for (int i = 0; i < 200; i++) {
+        char key[32];
+        snprintf(key, sizeof key, "list.%d", i);
+        static float numbers[MM_GGUF_LIST_KEPT + 1];
+        numbers[0] = (float)i;
+        gguf_f32s(&file, key, numbers, (size_t)(i * 41 % (MM_GGUF_LIST_KEPT + 2)));
+        static char text[40000];
+        memset(text, 'x', (size_t)i * 199);
+        text[i * 199] = 0;
+        snprintf(key, sizeof key, "text.%d", i);
+        gguf_text(&file, key, text);
+    }
+    buffer all = gguf_bytes(&file);
+    mm_tensor_file parsed, read;
+    json_t *a, *b;
+    T_OK(mm_gguf_parse("file", all.data, all.n, &parsed, &a));
+    T_OK(mm_gguf_open(gguf_save(&file, "long.gguf"), &read, &b));
+    T_EQ_INT((int64_t)json_object_size(b), 401);
+    T_CHECK(json_equal(a, b));
+    T_REQUIRE(T_EQ_INT((int64_t)read.n, 2));
+    for (int i = 0; i < 2; i++) {
+        uint8_t bytes[64];
+        T_EQ_STR(read.tensors[i].name, parsed.tensors[i].name);
+        T_CHECK(read.tensors[i].offset == parsed.tensors[i].offset);
+        T_OK(mm_tensor_read(&read.tensors[i], 0, bytes, read.tensors[i].bytes));
+        T_EQ_MEM(bytes, file.tensors[i].data, read.tensors[i].bytes);
+    }
+    mm_tensor_file_close(&parsed);
+    mm_tensor_file_close(&read);
+    json_decref(a);
+    json_decref(b);
+    free(all.data);
+    gguf_free(&file);
+}
+
+T_CASE(keys_may_not_be_longer_than_the_format_has_them) {
+    static char key[MM_GGUF_KEY_MAX + 2];
+    memset(key, 'k', sizeof key - 1);
+    gguf file = plain();
+    gguf_text(&file, key + 1, "value");
+    buffer all = gguf_bytes(&file);
+    T_OK(parse(all.data, all.n));
+    free(all.data);
+    gguf_text(&file, key, "value");
+    all = gguf_bytes(&file);
+    FAILS(parse(all.data, all.n), MEGAMOE_EFORMAT, "key 2", "65536 bytes", "65535");
+    free(all.data);
+    gguf_free(&file);
+}

@@ -2,6 +2,7 @@
 """A converted checkpoint gives the same bits, and what cannot be converted is refused by name."""
 import json
 import os
+import shutil
 import unittest
 
 from tool import Case, read_safetensors, write_safetensors
@@ -98,6 +99,10 @@ class Convert(Case):
         out = self.path("out")
         self.fails(2, ["--to", "missing"], "convert", checkpoint, out)
         self.fails(2, ["--to", "gguf", "gpt-oss"], "convert", checkpoint, out, "--to", "gguf")
+        gguf = self.synth("deepseek-v4-flash", "--container", "gguf", name="gguf")
+        self.fails(2, ["model.gguf", "gguf are not converted", "config.json"], "convert", gguf, out,
+                   "--to", "compressed-tensors")
+        shutil.rmtree(gguf)
         self.fails(2, ["PATH DIR", "missing"], "convert", checkpoint, "--to", "gpt-oss")
         self.fails(2, ["biases", "deepseek_v4"], "convert", checkpoint, out, "--to", "gpt-oss")
         self.fails(2, ["modelopt-nvfp4", "mxfp4"], "convert", checkpoint, out, "--to",

@@ -151,6 +151,31 @@ class Read(Case):
         shutil.copy(path, self.path("other"))
         self.assertEqual(self.good_json("inspect", self.path("other"))["family"], "gguf")
 
+    def test_beyond_4_gib(self):
+        """The experts lie behind a tensor of 5 GiB, which is a hole that nobody reads."""
+        path = os.path.join(self.synth("qwen3-30b-a3b", "--container", "gguf"), "model.gguf")
+        want = self.good_json("inspect", path)["layers"]
+        r, hole = Reader(path), 5 << 30
+        magic, version, n_tensors, n_keys = r.take("4sIQQ")
+        for _ in range(n_keys):
+            r.text()
+            r.value(r.take("I"))
+        keys = r.data[24:r.at]
+        entries = struct.pack("<Q4sIQIQ", 4, b"hole", 1, hole, 24, 0)
+        for _ in range(n_tensors):
+            begin = r.at
+            r.text()
+            r.take(f"{r.take('I')}Q")
+            r.take("I")
+            entries += r.data[begin:r.at] + struct.pack("<Q", r.take("Q") + hole)
+        header = struct.pack("<4sIQQ", magic, version, n_tensors + 1, n_keys) + keys + entries
+        with open(path, "wb") as file:
+            file.write(header)
+            file.seek(len(header) + -len(header) % 32 + hole)
+            file.write(r.data[r.at + -r.at % 32:])
+        self.assertEqual(self.good_json("inspect", path)["layers"], want)
+        self.good("run", path, "--tokens", 3, "--verify")
+
     def test_damaged_files(self):
         path = os.path.join(self.synth("qwen3-30b-a3b", "--container", "gguf"), "model.gguf")
         with open(path, "rb") as file:

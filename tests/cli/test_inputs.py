@@ -26,7 +26,10 @@ def sparse(path, size, data=b"", at=0):
 
 class Inputs(Case):
     def commands(self, path):
-        return [["inspect", path], ["prepare", path, "--out", self.path("out")],
+        out = self.path("out")
+        return [["inspect", path], ["prepare", path, "--out", out],
+                ["prepare", path, "--quantize", "nvfp4", "--out", out],
+                ["convert", path, out, "--to", "modelopt-nvfp4"],
                 ["run", path, "--tokens", 1], ["verify", path], ["bench", path]]
 
     def all_fail(self, path, *parts):
@@ -41,7 +44,7 @@ class Inputs(Case):
                            (lambda p: os.symlink(self.path("nowhere"), p), "No such file"),
                            (lambda p: os.symlink(p, p), "symbolic links"),
                            (os.mkfifo, "not a regular file"), (os.mkdir, "no .safetensors file")]:
-            for name in ["thing", "thing.safetensors"]:
+            for name in ["thing", "thing.safetensors", "thing.gguf"]:
                 with self.subTest((part, name)):
                     path = self.path(name)
                     make(path)
@@ -59,7 +62,7 @@ class Inputs(Case):
         self.all_fail(self.path("a" * 300), "too long")
 
     def test_no_content(self):
-        for name in ["empty", "empty.safetensors"]:
+        for name in ["empty", "empty.safetensors", "empty.gguf"]:
             sparse(self.path(name), 0)
             self.all_fail(self.path(name))
             sparse(self.path(name), LARGE)
@@ -89,6 +92,27 @@ class Inputs(Case):
                         if command[0] != "verify":
                             self.fails(2, [os.path.join(copy, part)], *command)
                     shutil.rmtree(copy)
+
+    def test_parts_of_gguf(self):
+        """One file that says it is the first of two, and a second that is none."""
+        first, second = (self.path(f"m-0000{i}-of-00002.gguf") for i in (1, 2))
+        with open(first, "wb") as file:
+            file.write(struct.pack("<4sIQQ", b"GGUF", 3, 0, 2) + b"".join(
+                struct.pack("<Q", len(key)) + key + struct.pack("<IH", 2, value)
+                for key, value in [(b"split.no", 0), (b"split.count", 2)]))
+        for make, part in [(lambda p: None, "download"), (os.mkdir, "not a regular file"),
+                           (os.mkfifo, "not a regular file"), (lambda p: sparse(p, 0), "header"),
+                           (lambda p: sparse(p, LARGE), "GGUF")]:
+            with self.subTest(part):
+                make(second)
+                for path in [first, self.directory]:
+                    for command in self.commands(path):
+                        if command[0] != "verify":
+                            self.fails(2, [second, part], *command)
+                if os.path.isdir(second):
+                    os.rmdir(second)
+                elif os.path.exists(second):
+                    os.unlink(second)
 
     def test_shards_that_are_no_files(self):
         for kind, make in [("directory", os.mkdir), ("fifo", os.mkfifo)]:
@@ -155,6 +179,10 @@ class Outputs(Case):
             make(path)
             self.fails(2, [path, part], "prepare", checkpoint, "--out", path)
             self.fails(2, [path, part], "run", checkpoint, "--tokens", 1, "--output", path)
+            if os.path.isdir(path):
+                sparse(os.path.join(path, "mine"), 1)
+            self.fails(2, [path, "exists and is not"], "convert", checkpoint, path, "--to",
+                       "modelopt-nvfp4")
             shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
 
     def limited(self, size, *arguments):
@@ -176,11 +204,15 @@ class Outputs(Case):
                       self.limited(size // 2, "prepare", checkpoint, "--out", out))
         self.assertIn(f"{out}: cannot write: File too large",
                       self.limited(4096, "run", checkpoint, "--tokens", 64, "--output", out))
-        for limit in [size // 2, 100]:
-            error = self.limited(limit, "synth", "--model", "qwen3-30b-a3b", "--scale", "0.02",
-                                 "--out", out)
-            self.assertIn("model.safetensors", error)
-            self.assertIn("File too large", error)
+        synth = ["synth", "--model", "qwen3-30b-a3b", "--scale", "0.02", "--out", out]
+        for file, command in [("model.safetensors", synth),
+                              ("model.gguf", synth + ["--container", "gguf"]),
+                              ("model.safetensors",
+                               ["convert", checkpoint, out, "--to", "modelopt-nvfp4"])]:
+            for limit in [size // 2, 100]:
+                error = self.limited(limit, *command)
+                self.assertIn(file, error)
+                self.assertIn("File too large", error)
 
 
 class Killed(Case):
@@ -221,6 +253,16 @@ class Killed(Case):
         self.assertRegex(left[0], r"^c\.tmp-\w{6}$")
         self.good(*synth)
         self.good("inspect", self.path("c"))
+
+    def test_convert(self):
+        checkpoint = self.path("checkpoint")
+        self.good("synth", "--model", "deepseek-v4-flash", "--scale", "0.12", "--out", checkpoint)
+        convert = ["convert", checkpoint, self.path("new"), "--to", "compressed-tensors"]
+        left = self.kill("new", *convert)
+        self.assertEqual(len(left), 1)
+        self.assertRegex(left[0], r"^new\.tmp-\w{6}$")
+        self.good(*convert)
+        self.good("inspect", self.path("new"))
 
 
 if __name__ == "__main__":

@@ -98,6 +98,11 @@ class CheckpointInfo(Sized):
                 ("layers", c_int32)]
 
 
+class QuantizeOptions(Sized):
+    _fields_ = [("struct_size", c_size_t), ("format", c_int), ("threads", c_int32),
+                ("progress", Progress)]
+
+
 class RouterDesc(Sized):
     _fields_ = [("struct_size", c_size_t), ("rule", c_int), ("hidden", c_int32),
                 ("experts", c_int32), ("topk", c_int32), ("groups", c_int32),
@@ -153,7 +158,8 @@ STRUCTS = {
     "megamoe_comm_options": CommOptions, "megamoe_bootstrap": Bootstrap,
     "megamoe_activation": Activation, "megamoe_layer_desc": LayerDesc,
     "megamoe_matrix": Matrix, "megamoe_prepare_options": PrepareOptions,
-    "megamoe_checkpoint_info": CheckpointInfo, "megamoe_router_desc": RouterDesc,
+    "megamoe_checkpoint_info": CheckpointInfo, "megamoe_quantize_options": QuantizeOptions,
+    "megamoe_router_desc": RouterDesc,
     "megamoe_layer_options": LayerOptions, "megamoe_shape": Shape, "megamoe_capacity": Capacity,
     "megamoe_forward_call": ForwardCall, "megamoe_workspace_detail": WorkspaceDetail,
     "megamoe_workspace_times": WorkspaceTimes, "megamoe_reference_options": ReferenceOptions,
@@ -197,6 +203,8 @@ PROTOTYPES = {
     "megamoe_checkpoint_describe": (_status, [c_void_p, POINTER(CheckpointInfo)]),
     "megamoe_checkpoint_layer": (c_int32, [c_void_p, c_int32]),
     "megamoe_checkpoint_weights": (_status, [c_void_p, c_int32, _handle]),
+    "megamoe_checkpoint_quantize": (_status, [c_void_p, c_int32, POINTER(QuantizeOptions),
+                                              _handle]),
     "megamoe_checkpoint_router": (_status, [c_void_p, c_int32, _handle]),
     "megamoe_router_create": (_status, [POINTER(RouterDesc), _view, _view, _view, _view, _handle]),
     "megamoe_router_close": (None, [c_void_p]),

@@ -208,6 +208,16 @@ class Checkpoint(Handle):
         check(lib.megamoe_checkpoint_weights(self.pointer, layer, byref(pointer)))
         return Weights(pointer.value)
 
+    def quantize(self, layer: int, format: str, *, threads: int = 0):
+        """The weights of a layer that is stored in FP8 or BF16, rounded to "mxfp4" or "nvfp4" as
+        `megamoe.quantize` does, by `threads` threads (0: one per core)."""
+        from ._weights import Weights
+        options = _abi.QuantizeOptions(format=choice(_abi.FORMATS, format, "format"),
+                                       threads=threads)
+        pointer = c_void_p()
+        check(lib.megamoe_checkpoint_quantize(self.pointer, layer, byref(options), byref(pointer)))
+        return Weights(pointer.value)
+
     def router(self, layer: int):
         """The router of a layer; NotFoundError if the checkpoint has none."""
         from ._weights import Router

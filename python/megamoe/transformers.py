@@ -76,14 +76,16 @@ def quantize_experts(model: torch.nn.Module, format: str, *, originals: str = "r
     return _attach(model, weights_of, originals, device, topk, max_tokens, progress, options)
 
 
-def load_experts(model: torch.nn.Module, path: str | os.PathLike, *, originals: str = "release",
+def load_experts(model: torch.nn.Module, path: str | os.PathLike, format: str | None = None, *,
+                 originals: str = "release",
                  device: str | torch.device | None = None, topk: int | None = None,
                  max_tokens: int = DEFAULT_MAX_TOKENS,
                  progress: Callable[[str], None] | None = None, **options: Any) -> int:
     """Takes the 4-bit experts of a checkpoint as they are: layer i from layer i of the model.
 
-    path: a directory that `megamoe.Checkpoint` reads (docs/formats.md). The other arguments, and
-    what is returned, are those of `quantize_experts`.
+    path: a directory that `megamoe.Checkpoint` reads (docs/formats.md). format: "mxfp4" or "nvfp4"
+    rounds experts that are stored in FP8 or BF16, by all cores. The other arguments, and what is
+    returned, are those of `quantize_experts`.
     """
     with Checkpoint(path) as checkpoint:
 
@@ -91,7 +93,9 @@ def load_experts(model: torch.nn.Module, path: str | os.PathLike, *, originals: 
             found = re.findall(r"(?:^|\.)layers\.(\d+)\.", name + ".")
             if not found:
                 raise UnsupportedError(f"{name}: its name does not say which layer it is")
-            weights = checkpoint.weights(int(found[-1]))
+            layer = int(found[-1])
+            weights = (checkpoint.weights(layer) if format is None
+                       else checkpoint.quantize(layer, format))
             _compare(name, module, weights, activation)
             return weights
 

@@ -7,7 +7,7 @@ import megamoe
 import megamoe.transformers as mt
 import safetensors.torch
 import torch
-from common import Case, devices
+from common import FORMATS, Case, devices
 from models import EXPERTS, FAMILIES, HIDDEN, INTERMEDIATE, build, token_ids
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -125,6 +125,20 @@ class Checkpoints(Case):
                 _, routes = run(model, token_ids(), "eager")
                 _, seen = run(model, token_ids(), "megamoe", routes)
                 self.assertLess(distance(seen[0][3], routes[0][3]), GATE["exact"])
+
+    def test_rounded_on_the_way(self):
+        """The library rounds a BF16 checkpoint as megamoe.quantize rounds the model's tensors."""
+        for format in FORMATS:
+            with self.subTest(format):
+                model, path = build("Qwen3Moe"), self.path(format)
+                # One tensor for each expert and projection, as such checkpoints are published.
+                model.save_pretrained(path)
+                self.assertEqual(mt.load_experts(model, path, format, originals="keep"), 2)
+                from_file = run(model, token_ids(), "megamoe")[0]
+                mt.quantize_experts(model, format)
+                self.assertTrue(torch.equal(run(model, token_ids(), "megamoe")[0], from_file))
+                with self.assertRaisesRegex(megamoe.UnsupportedError, "quantize"):
+                    mt.load_experts(build("Qwen3Moe"), path)
 
     def test_another_model(self):
         path, model = self.gpt_oss()

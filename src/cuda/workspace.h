@@ -18,8 +18,8 @@ typedef struct mm_cuda_page {
 typedef struct mm_cuda_kernel {
     CUfunction function; /* NULL until it is needed */
     int threads;         /* of a block */
-    int32_t teams;  /* of a block */
-    int32_t stages; /* of a team's ring */
+    int32_t teams;       /* of a block */
+    int32_t stages;      /* of a team's ring */
     uint32_t shared_bytes;
 } mm_cuda_kernel;
 

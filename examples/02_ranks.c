@@ -40,7 +40,7 @@ static megamoe_status forward(rank *r) {
     const megamoe_view y_view = {y + first * desc.hidden, MEGAMOE_DTYPE_BF16, r->tokens, 0};
     const megamoe_view id_view = {ids + first * desc.topk, MEGAMOE_DTYPE_I32, r->tokens, 0};
     const megamoe_view weight_view = {weights + first * desc.topk, MEGAMOE_DTYPE_F32, r->tokens, 0};
-    /* The layer maps this rank's experts and keeps what it needs of the file. */
+    /* The layer reads this rank's experts and needs the file no longer. */
     megamoe_weights *file = NULL;
     megamoe_status status = megamoe_weights_open(path, &file);
     if (status == MEGAMOE_OK)

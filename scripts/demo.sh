@@ -28,7 +28,7 @@ step "1. A checkpoint: one layer of Qwen3-30B-A3B at full size, ModelOpt NVFP4, 
     synth --model qwen3-30b-a3b --out checkpoint
 step "2. What it holds" \
     inspect checkpoint
-step "3. Packed for this machine, once; mapped ever after" \
+step "3. Packed for this machine, once; read ever after" \
     prepare checkpoint --out layer.mmoe
 step "4. Run over four ranks, each row compared with the exact scalar reference" \
     run layer.mmoe --ranks 4 --tokens 64 --verify

@@ -52,7 +52,7 @@ static int create(const bench_target *target, const megamoe_weights *weights, be
     megamoe_layer_options options = MEGAMOE_INIT(megamoe_layer_options);
     options.nvfp4 = target->nvfp4;
     options.accumulate = target->accumulate;
-    options.copy_prepared = !target->mapped;
+    options.map_prepared = target->mapped;
     options.progress = progress_begin(&bar, "layer");
     const megamoe_status status =
         megamoe_layer_create(target->comm, target->device, weights, &options, &b->layer);
@@ -163,7 +163,7 @@ static int open_path(const bench_target *target, source *s, int64_t layer_index,
         return report_error("--experts %" PRId32 ": layer %" PRId32 " of %s has %" PRId32,
                             target->experts, s->layer.layer, s->path, s->layer.experts);
     bench_target limits = *target;
-    if (s->prepared) /* mapped: it takes no memory of its own */
+    if (s->prepared) /* packed as it is, all or nothing */
         limits.memory = UINT64_MAX;
     snprintf(b->name, sizeof b->name, "layer %" PRId32 " of %s", s->layer.layer, s->path);
     TRY(set_size(&limits, &s->layer, b));

@@ -20,7 +20,7 @@ typedef struct bench_target {
     megamoe_device *device;
     megamoe_nvfp4_mode nvfp4;
     megamoe_accumulate accumulate;
-    bool mapped;      /* leave prepared weights in their file's mapping */
+    bool mapped;      /* use a prepared file in place */
     uint64_t memory;  /* most bytes of weights; a larger layer is cut to its first experts */
     int32_t experts;  /* 0: those of the source */
     int32_t distinct; /* 0: all; else synthetic experts repeat after so many */

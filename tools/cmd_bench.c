@@ -189,7 +189,7 @@ int cmd_bench(int argc, char **argv) {
          "sums over all of K, or over 128 each (mma)", 0, 0},
         OPTION_ACTIVATIONS(&request.activations),
         {"mapped", OPTION_FLAG, &request.mapped, NULL,
-         "CPU: use a prepared file as it is mapped instead of a copy in huge pages", 0, 0},
+         "CPU: use a prepared file in place, mapped, instead of reading it into huge pages", 0, 0},
         {"memory", OPTION_NUMBER, &request.memory_gb, "GB", "most weights to hold (2; GPU: all)",
          1e-6, 1e6},
         {"tokens", OPTION_TEXT, &request.tokens, "LIST|curve", "batch sizes; GPU: curve", 0, 0},

@@ -26,7 +26,7 @@ def main() -> None:
         down=matrices(HIDDEN, INTERMEDIATE), format="nvfp4", topk=TOPK)
     print(weights)
 
-    # 2. Packed once, mapped ever after.
+    # 2. Packed once, read ever after.
     with tempfile.TemporaryDirectory() as folder:
         path = sys.argv[1] if len(sys.argv) > 1 else os.path.join(folder, "layer.mmoe")
         weights.prepare(path)

@@ -68,12 +68,13 @@ typedef struct megamoe_layer_options {
     bool weight_after_fc2;    /* multiply the routing weight in after FC2 instead of before */
     megamoe_nvfp4_mode nvfp4; /* for weights in checkpoint form; prepared ones have it fixed */
     /*
-     * CPU: copy this rank's experts of prepared weights into huge pages instead of using the mapped
-     * file: faster to read where the system maps files in small pages, but this process's own. It
-     * is also the way to use a file that another program may cut or overwrite meanwhile: a forward
-     * that reads a mapped file where it has been cut ends the process with SIGBUS.
+     * CPU: use the file of prepared weights in place, mapped, instead of reading this rank's
+     * experts into memory of the layer's own. That costs nothing to open and is shared between
+     * processes, but forwards are slower where the system maps files in small pages, and see what
+     * another program writes into the file. One that cuts it ends the process with SIGBUS; where
+     * the file is read, a cut is MEGAMOE_EIO, and after creation without effect.
      */
-    bool copy_prepared;
+    bool map_prepared;
     /*
      * Placement: physical expert p holds the logical expert physical_to_logical[p]; every logical
      * expert has at least one physical. Rank r owns the r-th contiguous part of the physical
@@ -87,13 +88,13 @@ typedef struct megamoe_layer_options {
      * megamoe_prepare_options, instead of failing.
      */
     bool round_outside_window;
-    megamoe_progress progress; /* of packing, copying or uploading, in bytes of packed weights */
+    megamoe_progress progress; /* of packing, reading or uploading, in bytes of packed weights */
 } megamoe_layer_options;
 
 /*
- * Packs, maps or uploads this rank's experts, and blocks until that is done. On the CPU the layer
- * maps the file of prepared weights unless it is to copy them; otherwise it has a copy of its own.
- * Weights in checkpoint form are packed by the threads of the device. `options` may be NULL.
+ * Packs, reads or uploads this rank's experts, and blocks until that is done. The threads of the
+ * device pack weights in checkpoint form and, on the CPU, read prepared ones. The layer has a copy
+ * of its own, but where it is to map the file. `options` may be NULL.
  * Owns: the caller closes *layer before `device`; `weights` may be closed at once.
  * Returns: MEGAMOE_EINVAL, MEGAMOE_EINEXACT (groups that the device cannot hold exactly),
  * MEGAMOE_EUNSUPPORTED (weights prepared for another kind of device), MEGAMOE_EIO, MEGAMOE_ENOMEM,

@@ -79,8 +79,8 @@ typedef struct megamoe_placement {
 /*
  * Collective over `comm`, between forwards: places the experts of a layer as a new map says, equal
  * on all ranks; NULL: physical = logical. Experts that a rank has not got come from another rank,
- * packed as they are, their scales in them; the hash of each is compared. A layer over a mapped
- * prepared file has them all there.
+ * packed as they are, their scales in them; the hash of each is compared. A layer that maps
+ * its prepared file (map_prepared) has them all there.
  *
  * `comm` may be another communicator than the one for which the layer was created. So the survivors
  * of a fault go on: they create a communicator among themselves, with new numbers and a `job` or a

@@ -112,7 +112,7 @@ class RouterDesc(Sized):
 
 class LayerOptions(Sized):
     _fields_ = [("struct_size", c_size_t), ("accumulate", c_int), ("weight_after_fc2", c_bool),
-                ("nvfp4", c_int), ("copy_prepared", c_bool),
+                ("nvfp4", c_int), ("map_prepared", c_bool),
                 ("physical_to_logical", POINTER(c_int32)), ("physical_experts", c_int32),
                 ("round_outside_window", c_bool), ("progress", Progress)]
 

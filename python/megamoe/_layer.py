@@ -140,7 +140,8 @@ class Layer(Handle):
 
     accumulate: "mma" or "promote" (docs/numerics.md, item 3). nvfp4: "exact" or "folded", for
     weights in checkpoint form. weight_after_fc2: multiply the routing weight in after FC2.
-    copy_prepared: on the CPU copy prepared weights instead of mapping the file.
+    map_prepared: on the CPU use a prepared file in place, mapped and shared between processes,
+    instead of reading it; whoever cuts it then ends the process with SIGBUS.
     physical_to_logical: which expert each physical expert holds, for replicas.
     round_outside_window: on a GPU round what lies outside its window instead of refusing it.
 
@@ -149,7 +150,7 @@ class Layer(Handle):
 
     def __init__(self, weights: Weights, device: Device | str = "cpu", *, comm: Comm | None = None,
                  accumulate: str = "mma", nvfp4: str = "exact", weight_after_fc2: bool = False,
-                 copy_prepared: bool = False, round_outside_window: bool = False,
+                 map_prepared: bool = False, round_outside_window: bool = False,
                  physical_to_logical: Iterable[int] | None = None):
         own: list[Handle] = []
         if comm is None:
@@ -161,7 +162,7 @@ class Layer(Handle):
         options = _abi.LayerOptions(
             accumulate=choice(_abi.ACCUMULATE, accumulate, "accumulate"),
             nvfp4=choice(_abi.NVFP4_MODES, nvfp4, "nvfp4"), weight_after_fc2=weight_after_fc2,
-            copy_prepared=copy_prepared, round_outside_window=round_outside_window)
+            map_prepared=map_prepared, round_outside_window=round_outside_window)
         physical = np.ascontiguousarray([] if physical_to_logical is None
                                         else list(physical_to_logical), np.int32)
         if physical.size:

@@ -185,7 +185,8 @@ class Comm(Handle):
 class Checkpoint(Handle):
     """A checkpoint: a directory with safetensors files and config.json, or one .safetensors file.
 
-    It is mapped, and every header is checked. `family` is the naming scheme that was recognised.
+    Every header is checked, and tensors are read when they are needed. `family` is the naming
+    scheme that was recognised.
     """
 
     def __init__(self, path: str | os.PathLike):

@@ -26,8 +26,8 @@ struct megamoe_layer {
         mm_cpu_layer cpu;
         mm_cuda_layer cuda; /* where device->cuda is set */
     };
-    uint8_t *blobs;    /* CPU: this rank's experts, packed or copied; NULL: all are mapped */
-    mm_mapping mapped; /* CPU: the blobs of all logical experts */
+    uint8_t *blobs;            /* CPU: this rank's experts, packed or read; NULL: all are mapped */
+    mm_mapping mapped;         /* CPU: the blobs of all logical experts */
     _Atomic int64_t *received; /* CPU: [placement.local], over all forwards */
 };
 

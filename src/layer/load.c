@@ -35,7 +35,7 @@ static void report(const megamoe_layer *layer, const megamoe_layer_options *opti
                              megamoe_layer_bytes(layer));
 }
 
-/* ---- Packing on all threads ---- */
+/* ---- Packing, or reading what is packed, on all threads ---- */
 
 struct packing {
     const megamoe_layer *layer;
@@ -59,7 +59,9 @@ static void pack(void *argument, int32_t thread, int32_t threads) {
         const int32_t expert = layer->placement.logical_of[layer->placement.first + local];
         uint8_t *blob = p->blobs + (size_t)i * layer->blob_bytes;
         megamoe_status status;
-        if (layer->device->cuda) {
+        if (megamoe_weights_prepared(p->weights))
+            status = mm_weights_read_blob(p->weights, expert, blob);
+        else if (layer->device->cuda) {
             memset(blob, 0, layer->blob_bytes); /* the wave before has been here */
             status = mm_cuda_pack(p->weights, &layer->cuda.layout, expert, blob,
                                   p->options->round_outside_window, &p->inexact[local]);
@@ -117,18 +119,6 @@ static megamoe_status pack_experts(megamoe_layer *layer, const megamoe_weights *
     return status;
 }
 
-static megamoe_status copy_experts(megamoe_layer *layer, const megamoe_weights *weights,
-                                   const megamoe_layer_options *options) {
-    const mm_placement *placement = &layer->placement;
-    MM_TRY(allocate_blobs(layer, placement->local, &layer->blobs));
-    for (int32_t e = 0; e < placement->local; e++) {
-        MM_TRY(mm_weights_read_blob(weights, placement->logical_of[placement->first + e],
-                                    layer->blobs + (size_t)e * layer->blob_bytes));
-        report(layer, options, e + 1);
-    }
-    return MEGAMOE_OK;
-}
-
 megamoe_status mm_layer_load_cpu(megamoe_layer *layer, const megamoe_weights *weights,
                                  const megamoe_layer_options *options) {
     const mm_placement *placement = &layer->placement;
@@ -145,12 +135,10 @@ megamoe_status mm_layer_load_cpu(megamoe_layer *layer, const megamoe_weights *we
         return mm_fail(MEGAMOE_ENOMEM, "layer: out of memory");
     cpu->key = mm_layer_key(layer, placement, (int32_t)cpu->layout.format, cpu->weight_after_fc2);
     layer->blob_bytes = cpu->layout.blob_bytes;
-    if (!megamoe_weights_prepared(weights))
-        MM_TRY(pack_experts(layer, weights, options));
-    else if (options->copy_prepared)
-        MM_TRY(copy_experts(layer, weights, options));
-    else
+    if (options->map_prepared && megamoe_weights_prepared(weights))
         MM_TRY(mm_weights_map_blobs(weights, &layer->mapped));
+    else
+        MM_TRY(pack_experts(layer, weights, options));
     for (int32_t e = 0; e < placement->local; e++) {
         const int32_t at = layer->blobs ? e : placement->logical_of[placement->first + e];
         const uint8_t *blobs = layer->blobs ? layer->blobs : layer->mapped.data;

@@ -170,6 +170,24 @@ class Inputs(Case):
             self.fails(2, [path, part], "run", checkpoint, "--input", path)
             shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path)
 
+    def test_a_prepared_file_that_is_cut_while_it_runs(self):
+        file = self.path("l.mmoe")
+        self.good("prepare", self.synth(), "--out", file)
+        with open(file, "rb") as stream:
+            whole = stream.read()
+        for wait in [0, 0.01, 0.02, 0.04, 0.08, 0.16]:
+            with open(file, "wb") as stream:
+                stream.write(whole)
+            with subprocess.Popen([TOOL, "run", file, "--tokens", "8192"],
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                  text=True) as tool:
+                time.sleep(wait)
+                os.truncate(file, 4096)
+                error = tool.stderr.read()
+            if tool.returncode != 0:
+                self.assertEqual(tool.returncode, 2, error)
+                self.assertIn(file, error)
+
 
 class Outputs(Case):
     def test_no_file_can_be_written_there(self):

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Creating layers and workspaces: what is refused, ranks that disagree, structs of other sizes. */
+#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "fixture.h"
 
@@ -215,20 +218,19 @@ static void note_progress(void *user, uint64_t done, uint64_t total) {
     last[1] = total;
 }
 
-/* Packed, or copied from prepared weights. */
+/* Packed, or read from a prepared file. */
 T_CASE(progress_ends_at_the_total) {
     fixture *x = open_fixture(20);
     const char *path = t_path("layer");
     T_OK(megamoe_weights_prepare(x->m.weights, NULL, NULL, path));
     megamoe_weights *prepared;
     T_OK(megamoe_weights_open(path, &prepared));
-    for (int copied = 0; copied < 2; copied++) {
-        const megamoe_weights *weights = copied ? prepared : x->m.weights;
+    for (int read = 0; read < 2; read++) {
+        const megamoe_weights *weights = read ? prepared : x->m.weights;
         const setup s = {.weights = weights, .threads = 2};
         fleet f = fleet_open_comms(&s);
         uint64_t last[2] = {0, 0};
         megamoe_layer_options options = MEGAMOE_INIT(megamoe_layer_options);
-        options.copy_prepared = true;
         options.progress = (megamoe_progress){note_progress, last};
         T_OK(megamoe_layer_create(f.rank[0].comm, f.rank[0].device, weights, &options,
                                   &f.rank[0].layer));
@@ -237,6 +239,54 @@ T_CASE(progress_ends_at_the_total) {
         fleet_close(&f);
     }
     megamoe_weights_close(prepared);
+    close_fixture(x);
+}
+
+static void cut_to_a_page(void *user, uint64_t done, uint64_t total) {
+    (void)done, (void)total;
+    T_REQUIRE(truncate(user, 4096) == 0);
+}
+
+/* Before, while and after a layer reads it: an error, or no matter. */
+T_CASE(prepared_file_that_is_cut) {
+    enum { BEFORE, MEANWHILE, AFTER, TIMES };
+    fixture *x = open_fixture(21);
+    for (int i = 0; i < 2 * TIMES; i++) {
+        char *path = strdup(t_path("cut"));
+        T_REQUIRE(path);
+        T_OK(megamoe_weights_prepare(x->m.weights, NULL, NULL, path));
+        megamoe_weights *prepared;
+        T_OK(megamoe_weights_open(path, &prepared));
+        struct stat st;
+        T_REQUIRE(stat(path, &st) == 0);
+        setup s = {.weights = prepared, .threads = 1 + i / TIMES};
+        if (i % TIMES == AFTER) {
+            uint16_t y[TOKENS * HIDDEN];
+            fleet f = fleet_open(&s);
+            T_REQUIRE(truncate(path, 0) == 0);
+            fleet_forward(&f, &x->b, y);
+            T_EQ_MEM(y, x->want, sizeof y);
+            fleet_close(&f);
+        } else {
+            megamoe_layer_options options = MEGAMOE_INIT(megamoe_layer_options);
+            if (i % TIMES == MEANWHILE) {
+                options.progress = (megamoe_progress){cut_to_a_page, path};
+                s.threads = 1; /* another could have read all by then */
+            } else
+                T_REQUIRE(truncate(path, st.st_size - 1) == 0);
+            fleet f = fleet_open_comms(&s);
+            megamoe_layer *layer;
+            T_STATUS(
+                megamoe_layer_create(f.rank[0].comm, f.rank[0].device, prepared, &options, &layer),
+                MEGAMOE_EIO);
+            T_CHECK(!layer);
+            T_CONTAINS(megamoe_last_error(), path);
+            T_CONTAINS(megamoe_last_error(), "too early");
+            fleet_close(&f);
+        }
+        megamoe_weights_close(prepared);
+        free(path);
+    }
     close_fixture(x);
 }
 

@@ -355,7 +355,7 @@ T_CASE(prepared_weights_give_the_same_bits) {
         for (int round = 0; round < 4; round++) {
             s.weights = prepared;
             s.ranks = round < 2 ? 0 : 3;
-            s.options.copy_prepared = round % 2;
+            s.options.map_prepared = round % 2;
             s.options.nvfp4 = MEGAMOE_NVFP4_EXACT; /* fixed when the weights were prepared */
             memset(y, 0, sizeof y);
             run_once(&s, &b, y);
@@ -364,7 +364,7 @@ T_CASE(prepared_weights_give_the_same_bits) {
         /* A layer keeps what it needs of weights that are closed. */
         s.ranks = 0;
         s.topk = 3;
-        s.options.copy_prepared = false;
+        s.options.map_prepared = true;
         fleet f = fleet_open(&s);
         megamoe_weights_close(prepared);
         memset(y, 0, sizeof y);

@@ -344,7 +344,7 @@ T_CASE(preparing) {
 typedef struct forward {
     fixture *x;
     const char *path; /* of a prepared file; NULL: the fixture's weights */
-    bool copy;
+    bool map;
     int32_t threads;
 } forward;
 
@@ -354,7 +354,7 @@ static megamoe_status compute(const forward *f, const megamoe_weights *weights, 
     const batch *b = &f->x->b;
     const megamoe_layer_desc *desc = &f->x->m.layer.desc;
     megamoe_layer_options options = MEGAMOE_INIT(megamoe_layer_options);
-    options.copy_prepared = f->copy;
+    options.map_prepared = f->map;
     megamoe_shape shape = MEGAMOE_INIT(megamoe_shape);
     shape.hidden = desc->hidden;
     shape.intermediate = desc->intermediate;
@@ -416,14 +416,15 @@ T_CASE(running) {
     T_OK(prepare(&p));
     static const struct {
         const char *name;
-        bool prepared, copy;
+        bool prepared, map;
         int32_t threads;
     } ways[] = {{"running", false, false, 1},
                 {"running with threads", false, false, 2},
                 {"running a prepared file", true, false, 1},
-                {"running a copy of a prepared file", true, true, 1}};
+                {"running a prepared file with threads", true, false, 2},
+                {"running a mapped prepared file", true, true, 1}};
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
-        forward f = {x, ways[i].prepared ? path : NULL, ways[i].copy, ways[i].threads};
+        forward f = {x, ways[i].prepared ? path : NULL, ways[i].map, ways[i].threads};
         run_out(&(task){ways[i].name, run_forward, &f, .threads = f.threads > 1});
     }
     megamoe_router_close(router);

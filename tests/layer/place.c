@@ -100,13 +100,14 @@ static void check_loads(fleet *f, const batch *b, int forwards) {
         T_EQ_MEM(l.by_rank[r], want, sizeof want);
 }
 
-static void check_maps(const megamoe_weights *weights, const batch *b, const uint16_t *want,
-                       int32_t ranks, uint64_t stream) {
+static void check_maps(const megamoe_weights *weights, bool map_prepared, const batch *b,
+                       const uint16_t *want, int32_t ranks, uint64_t stream) {
     t_random random = t_random_start(stream);
     int32_t map[PHYSICAL];
     uint16_t y[TOKENS_HERE * HIDDEN];
     random_map(&random, map);
     setup s = {.weights = weights, .ranks = ranks, .topk = TOPK};
+    s.options.map_prepared = map_prepared;
     s.options.physical_to_logical = map;
     s.options.physical_experts = PHYSICAL;
     fleet f = fleet_open(&s);
@@ -156,18 +157,20 @@ static void close_subject(subject *x) {
 T_CASE(any_map_gives_the_same_bits) {
     for (int32_t ranks = 1; ranks <= 5; ranks++) {
         subject *x = open_subject(ranks % 2 ? MEGAMOE_FORMAT_MXFP4 : MEGAMOE_FORMAT_NVFP4, 1);
-        check_maps(x->m.weights, &x->b, x->want, ranks, 10 + (uint64_t)ranks);
+        check_maps(x->m.weights, false, &x->b, x->want, ranks, 10 + (uint64_t)ranks);
         close_subject(x);
     }
 }
 
-T_CASE(experts_of_a_mapped_file_stay_there) {
+/* Where it is mapped, they stay there. */
+T_CASE(experts_of_a_prepared_file) {
     subject *x = open_subject(MEGAMOE_FORMAT_MXFP4, 2);
     const char *path = t_path("layer.mmoe");
     T_OK(megamoe_weights_prepare(x->m.weights, NULL, NULL, path));
     megamoe_weights *prepared;
     T_OK(megamoe_weights_open(path, &prepared));
-    check_maps(prepared, &x->b, x->want, 3, 20);
+    check_maps(prepared, false, &x->b, x->want, 3, 20);
+    check_maps(prepared, true, &x->b, x->want, 3, 21);
     megamoe_weights_close(prepared);
     close_subject(x);
 }

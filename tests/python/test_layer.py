@@ -151,8 +151,10 @@ class Files(Case):
             self.assertSameBits(again[0], ids)
             self.assertSameBits(again[1], scale)
             self.assertSameBits(prepared.unpack(1, "down"), weights.unpack(1, "down"))
-        with megamoe.Layer.open(self.path("layer.mmoe")) as a, megamoe.Layer(weights) as b:
-            self.assertSameBits(a(x, ids, scale), b(x, ids, scale))
+        for mapped in False, True:
+            with megamoe.Layer.open(self.path("layer.mmoe"), map_prepared=mapped) as a, \
+                    megamoe.Layer(weights) as b:
+                self.assertSameBits(a(x, ids, scale), b(x, ids, scale))
 
     def test_hash_layer(self):
         path = self.synth("--model", "deepseek-v4-flash", "--scale", "0.05", "--layers", "1")

@@ -60,15 +60,16 @@ int cmd_convert(int argc, char **argv) {
                                    {"format", OPTION_CHOICE, &format, "mxfp4|nvfp4",
                                     "(as stored, or the family's only one)", 0, 0},
                                    OPTION_JSON(&json)};
-    const command_syntax syntax = {"convert",
-                                   "PATH DIR",
-                                   "Writes a checkpoint's expert layers as another family stores "
-                                   "them, without loss.",
-                                   "megamoe convert flash flash-nvfp4 --to modelopt-nvfp4",
-                                   options,
-                                   sizeof options / sizeof *options,
-                                   2,
-                                   2};
+    const command_syntax syntax = {
+        "convert",
+        "PATH DIR",
+        "Writes the expert layers of a checkpoint, GGUF too, as another family stores "
+        "them, without loss.",
+        "megamoe convert flash flash-nvfp4 --to modelopt-nvfp4",
+        options,
+        sizeof options / sizeof *options,
+        2,
+        2};
     const char *arguments[OPTION_MAX_ARGUMENTS];
     int code;
     if (!options_parse(&syntax, argc, argv, arguments, &code))

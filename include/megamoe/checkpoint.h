@@ -190,9 +190,10 @@ typedef struct megamoe_convert_options {
  * stores them, into the new directory `path` (a temporary one beside it, fsync, rename; an empty
  * directory is replaced). All weights keep their values: MXFP4 stays as it is under any family's
  * names, or becomes NVFP4 where each matrix's scales lie within 17 binades; global scales of NVFP4
- * are inverted for compressed-tensors where FP32 has the reciprocal. Dense parts of the model and
- * draft blocks are not written. Before it gets its name, what was written is opened, and layers
- * and routers are compared with the source's.
+ * are inverted for compressed-tensors where FP32 has the reciprocal; FP32 biases become gpt-oss's
+ * BF16 where that holds them. Of a GGUF file the config.json is made from the metadata; GGUF itself
+ * is not written. Dense parts of the model and draft blocks are not written. Before it gets its
+ * name, what was written is opened, and layers and routers are compared with the source's.
  * Returns: MEGAMOE_EINEXACT (a scale, global scale or bias that the family cannot hold, named by
  * tensor and value), MEGAMOE_EUNSUPPORTED (the family or format; a model that the family's names
  * would give another meaning; wide experts), MEGAMOE_EINVAL, MEGAMOE_EFORMAT, MEGAMOE_EIO,

@@ -26,6 +26,7 @@ typedef struct writing {
     const megamoe_checkpoint *checkpoint;
     const mm_target *target;
     mm_output_directory directory;
+    json_t *config, *quant; /* mm_converted_config */
     json_t *weight_map;
     int32_t files; /* all of them */
     int32_t file;  /* counts those that are written */
@@ -136,14 +137,9 @@ static megamoe_status write_json(const writing *w, const char *name, json_t *obj
 }
 
 static megamoe_status write_configs(const writing *w) {
-    json_t *config, *quant;
-    megamoe_status status = mm_converted_config(w->checkpoint, w->target, &config, &quant);
-    if (status == MEGAMOE_OK)
-        status = write_json(w, "config.json", json_incref(config));
-    if (status == MEGAMOE_OK && quant)
-        status = write_json(w, "hf_quant_config.json", json_incref(quant));
-    json_decref(config);
-    json_decref(quant);
+    megamoe_status status = write_json(w, "config.json", json_incref(w->config));
+    if (status == MEGAMOE_OK && w->quant)
+        status = write_json(w, "hf_quant_config.json", json_incref(w->quant));
     if (status == MEGAMOE_OK && w->files > 1)
         status = write_json(w, "model.safetensors.index.json",
                             json_pack("{s:{s:I}, s:O}", "metadata", "total_size",
@@ -168,8 +164,7 @@ static megamoe_status compare_routers(const writing *w, const megamoe_router *a,
     return MEGAMOE_OK;
 }
 
-/* The router of a layer; NULL if it has none. */
-static megamoe_status router_of(const megamoe_checkpoint *checkpoint, int32_t layer,
+megamoe_status mm_router_if_any(const megamoe_checkpoint *checkpoint, int32_t layer,
                                 megamoe_router **router) {
     const megamoe_status status = megamoe_checkpoint_router(checkpoint, layer, router);
     return status == MEGAMOE_ENOTFOUND ? MEGAMOE_OK : status;
@@ -189,9 +184,9 @@ static megamoe_status compare_layer(const writing *w, const megamoe_checkpoint *
     MM_TRY(megamoe_checkpoint_stored(w->checkpoint, layer, &from));
     MM_TRY(megamoe_checkpoint_stored(made, layer, &to));
     megamoe_router *of_source = NULL, *of_made = NULL;
-    megamoe_status status = router_of(w->checkpoint, layer, &of_source);
+    megamoe_status status = mm_router_if_any(w->checkpoint, layer, &of_source);
     if (status == MEGAMOE_OK)
-        status = router_of(made, layer, &of_made);
+        status = mm_router_if_any(made, layer, &of_made);
     bool router = false;
     if (status == MEGAMOE_OK)
         status = compare_routers(w, of_source, of_made, &router);
@@ -255,10 +250,11 @@ megamoe_status megamoe_checkpoint_convert(const megamoe_checkpoint *checkpoint,
     writing w = {.checkpoint = checkpoint, .progress = o.progress};
     MM_TRY(choose_target(checkpoint, &o, &w.target));
     MM_TRY(for_layers(&w, count_file));
-    MM_TRY(mm_output_directory_open(path, &w.directory));
-    megamoe_status status = MEGAMOE_OK;
+    megamoe_status status = mm_converted_config(checkpoint, w.target, &w.config, &w.quant);
+    if (status == MEGAMOE_OK)
+        status = mm_output_directory_open(path, &w.directory);
     w.weight_map = json_object();
-    if (!w.weight_map)
+    if (status == MEGAMOE_OK && !w.weight_map)
         status = mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", path);
     if (status == MEGAMOE_OK)
         status = for_layers(&w, write_file);
@@ -266,6 +262,8 @@ megamoe_status megamoe_checkpoint_convert(const megamoe_checkpoint *checkpoint,
         status = write_configs(&w);
     if (status == MEGAMOE_OK)
         status = compare(&w);
+    json_decref(w.config);
+    json_decref(w.quant);
     json_decref(w.weight_map);
     if (status == MEGAMOE_OK)
         return mm_output_directory_commit(&w.directory);

@@ -27,6 +27,14 @@ const mm_target *mm_target_find(const char *family, megamoe_format format);
 
 enum { MM_BLOCK_TEXT = 96 }; /* room for every block of names.h */
 
+/* A router's tensor, and its name behind the block of the layer. */
+typedef struct mm_router_copy {
+    const mm_tensor *from;
+    const char *part;
+} mm_router_copy;
+
+enum { MM_GGUF_ROUTER_PARTS = 4 };
+
 /* A layer to be written. Zero-initialised is closed. */
 typedef struct mm_conversion {
     const megamoe_checkpoint *checkpoint;
@@ -37,6 +45,9 @@ typedef struct mm_conversion {
     char block[MM_BLOCK_TEXT]; /* what the names of its tensors begin with */
     mm_expert_name like;       /* how the rest of an expert's name is formed */
     int16_t *global_exponents; /* MXFP4 to NVFP4: the global scale of each matrix is 2^this */
+    /* Of GGUF; routers of other sources have names that stay, or almost. */
+    mm_router_copy router[MM_GGUF_ROUTER_PARTS];
+    size_t n_router;
 } mm_conversion;
 
 /*
@@ -80,6 +91,22 @@ void mm_converted_file_close(mm_converted_file *file);
 
 /* A megamoe_tensor_fill_fn; `user` is a mm_converted_file. */
 megamoe_status mm_converted_fill(void *user, size_t index, void *data, uint64_t bytes);
+
+/* The router of a layer, which the caller closes; NULL if it has none. */
+MEGAMOE_CHECKED megamoe_status mm_router_if_any(const megamoe_checkpoint *checkpoint, int32_t layer,
+                                                megamoe_router **router);
+
+/*
+ * convert_gguf.c: the block, the names and the router of a layer of a GGUF file whose `source` has
+ * been read. Refuses biases and tensors of the router that no family holds in such a model.
+ */
+MEGAMOE_CHECKED megamoe_status mm_gguf_conversion(mm_conversion *conversion);
+
+/*
+ * Adds to the empty object `config` what a config.json says of the model. Refuses layers that no
+ * single config describes.
+ */
+MEGAMOE_CHECKED megamoe_status mm_gguf_config(const megamoe_checkpoint *checkpoint, json_t *config);
 
 /*
  * convert_config.c: config.json of the converted checkpoint, and hf_quant_config.json, which is

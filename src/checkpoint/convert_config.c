@@ -51,10 +51,13 @@ static megamoe_status name_model(const megamoe_checkpoint *checkpoint, json_t *c
 megamoe_status mm_converted_config(const megamoe_checkpoint *checkpoint, const mm_target *target,
                                    json_t **config, json_t **quant) {
     const json_t *root = checkpoint->config.root;
+    const bool gguf = checkpoint->layers[0].family == &mm_gguf;
     *quant = NULL;
-    *config = root ? json_deep_copy(root) : json_object();
+    *config = root && !gguf ? json_deep_copy(root) : json_object();
     if (!*config)
         return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", checkpoint->path);
+    if (gguf)
+        MM_TRY(mm_gguf_config(checkpoint, *config));
     forget_formats(*config);
     forget_formats(json_object_get(*config, "text_config"));
     MM_TRY(name_model(checkpoint, *config));

@@ -8,6 +8,8 @@
 
 #include "base/error.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/gguf_model.h"
+#include "num/bf16.h"
 #include "num/e8m0.h"
 #include "weights/hold.h"
 #include "weights/rows.h"
@@ -31,31 +33,38 @@ const mm_target *mm_target_find(const char *family, megamoe_format format) {
     return NULL;
 }
 
-/* The first names of gpt-oss have a block of their own, which no other family knows. */
+/* The first names of gpt-oss and those of GGUF have blocks of their own, which no family knows. */
 static megamoe_status form_block(mm_conversion *c) {
     const char *name = c->layer->first->name;
-    static const char original[] = "block.";
-    if (mm_expert_name_parse(name, &c->like)) {
+    if (c->layer->family == &mm_gguf) {
+        MM_TRY(mm_gguf_conversion(c));
+    } else if (mm_expert_name_parse(name, &c->like)) {
         snprintf(c->block, sizeof c->block, "%.*s", (int)c->like.block_bytes, name);
-    } else if (strncmp(name, original, sizeof original - 1) == 0) {
+    } else {
         snprintf(c->block, sizeof c->block, "model.layers.%" PRId32 ".mlp.", c->layer->index);
         c->like = (mm_expert_name){.layer = c->layer->index};
-    } else {
-        return mm_fail(MEGAMOE_EUNSUPPORTED,
-                       "%s: %s: layers of %s are not converted; they have no config.json",
-                       c->layer->first->file->path, name, c->layer->family->name);
     }
     c->like.block_bytes = strlen(c->block);
     c->like.expert = c->target->fused ? MM_EXPERTS_FUSED : 0;
     return MEGAMOE_OK;
 }
 
+/* By the config, or by the architecture; NULL if nothing tells it. */
+static megamoe_status read_model_type(const mm_conversion *c, const char **model_type) {
+    const mm_gguf_architecture *architecture;
+    *model_type = NULL;
+    if (c->layer->family != &mm_gguf)
+        return mm_config_string(&c->checkpoint->config, "model_type", model_type);
+    MM_TRY(mm_gguf_architecture_of(c->checkpoint, &architecture));
+    *model_type = architecture->model_type;
+    return MEGAMOE_OK;
+}
+
 /* What the names and the config of the target would say of the model has to be what it is. */
 static megamoe_status check_model(const mm_conversion *c) {
-    const mm_config *config = &c->checkpoint->config;
     const mm_tensor *first = c->layer->first;
-    const char *model_type = NULL;
-    MM_TRY(mm_config_string(config, "model_type", &model_type));
+    const char *model_type;
+    MM_TRY(read_model_type(c, &model_type));
     if (c->target->family == &mm_gpt_oss && !c->source.desc.has_bias)
         return mm_fail(
             MEGAMOE_EUNSUPPORTED,
@@ -130,20 +139,26 @@ static megamoe_status find_global(mm_conversion *c, int32_t index) {
     return MEGAMOE_OK;
 }
 
+/* Runs `fn` on each matrix while its expert is held. */
+static megamoe_status for_held(mm_conversion *c,
+                               megamoe_status (*fn)(mm_conversion *c, int32_t index)) {
+    for (int32_t expert = 0; expert < c->source.desc.experts; expert++) {
+        MM_TRY(mm_weights_hold(c->weights, expert));
+        megamoe_status status = MEGAMOE_OK;
+        for (int32_t i = 0; i < 3 && status == MEGAMOE_OK; i++)
+            status = fn(c, expert * 3 + i);
+        mm_weights_drop(c->weights, expert);
+        MM_TRY(status);
+    }
+    return MEGAMOE_OK;
+}
+
 static megamoe_status find_globals(mm_conversion *c) {
     const int32_t n = c->source.desc.experts * 3;
     c->global_exponents = calloc((size_t)n, sizeof *c->global_exponents);
     if (!c->global_exponents)
         return mm_fail(MEGAMOE_ENOMEM, "%s: out of memory", c->checkpoint->path);
-    for (int32_t expert = 0; expert < c->source.desc.experts; expert++) {
-        MM_TRY(mm_weights_hold(c->weights, expert));
-        megamoe_status status = MEGAMOE_OK;
-        for (int32_t i = 0; i < 3 && status == MEGAMOE_OK; i++)
-            status = find_global(c, expert * 3 + i);
-        mm_weights_drop(c->weights, expert);
-        MM_TRY(status);
-    }
-    return MEGAMOE_OK;
+    return for_held(c, find_global);
 }
 
 bool mm_reciprocal_of(float global, float *divisor) {
@@ -171,15 +186,22 @@ static megamoe_status check_reciprocals(const mm_conversion *c) {
     return MEGAMOE_OK;
 }
 
-/* gpt-oss stores BF16. */
-static megamoe_status check_biases(const mm_conversion *c) {
-    for (int32_t index = 0; index < c->source.desc.experts * 3; index++) {
-        const megamoe_matrix *matrix = &c->source.matrices[index];
-        const mm_tensor *codes = c->source.sources[index].codes;
-        if (matrix->bias_dtype != MEGAMOE_DTYPE_BF16)
-            return mm_fail(
-                MEGAMOE_EINEXACT, "%s: %s: expert %" PRId32 ": its bias is %s; gpt-oss holds BF16",
-                codes->file->path, codes->name, index / 3, megamoe_dtype_name(matrix->bias_dtype));
+/* gpt-oss stores BF16, the upper half of FP32. */
+static megamoe_status check_bias(mm_conversion *c, int32_t index) {
+    const megamoe_projection projection = (megamoe_projection)(index % 3);
+    const megamoe_matrix *matrix = mm_held_matrix(c->weights, index / 3, projection);
+    const mm_tensor *bias = c->source.sources[index].bias;
+    if (matrix->bias_dtype == MEGAMOE_DTYPE_BF16)
+        return MEGAMOE_OK;
+    for (int32_t row = 0; row < mm_rows(&c->source.desc, projection); row++) {
+        float value;
+        memcpy(&value, (const uint8_t *)matrix->bias + (size_t)row * matrix->bias_stride,
+               sizeof value);
+        if ((mm_f32_bits(value) & 0xFFFF) != 0)
+            return mm_fail(MEGAMOE_EINEXACT,
+                           "%s: %s: expert %" PRId32 ", row %" PRId32
+                           ": bias %.9g; gpt-oss holds BF16, which has no such number",
+                           bias->file->path, bias->name, index / 3, row, (double)value);
     }
     return MEGAMOE_OK;
 }
@@ -201,12 +223,12 @@ static megamoe_status check_format(mm_conversion *c) {
 megamoe_status mm_conversion_open(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
                                   const mm_target *target, mm_conversion *conversion) {
     *conversion = (mm_conversion){.checkpoint = checkpoint, .layer = layer, .target = target};
-    MM_TRY(form_block(conversion));
     MM_TRY(megamoe_checkpoint_weights(checkpoint, layer->index, &conversion->weights));
     MM_TRY(layer->family->weights(checkpoint, layer, &conversion->source));
+    MM_TRY(form_block(conversion));
     MM_TRY(check_model(conversion));
     if (target->family == &mm_gpt_oss)
-        MM_TRY(check_biases(conversion));
+        MM_TRY(for_held(conversion, check_bias));
     return check_format(conversion);
 }
 

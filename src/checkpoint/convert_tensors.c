@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "checkpoint/convert.h"
+#include "num/bf16.h"
 #include "num/e4m3.h"
 #include "num/e8m0.h"
 #include "weights/hold.h"
@@ -117,8 +118,20 @@ static size_t source_block(const mm_conversion *c, size_t *first, size_t *block_
     return mm_checkpoint_find_prefix(c->checkpoint, block, first);
 }
 
+/* `part` is behind the block. */
+static void add_copy(mm_converted_file *file, const mm_tensor *from, const char *part) {
+    mm_converted *tensor = add(file, from->dtype->name, from->rank, from->shape);
+    tensor->what = MM_COPY;
+    tensor->copied = from;
+    snprintf(tensor->name, sizeof tensor->name, "%s%.40s", file->conversion->block, part);
+}
+
 static void add_router(mm_converted_file *file) {
     const mm_conversion *c = file->conversion;
+    for (size_t i = 0; i < c->n_router; i++)
+        add_copy(file, c->router[i].from, c->router[i].part);
+    if (c->layer->family == &mm_gguf)
+        return;
     size_t first, block_bytes;
     const size_t n = source_block(c, &first, &block_bytes);
     for (size_t i = first; i < first + n; i++) {
@@ -126,13 +139,11 @@ static void add_router(mm_converted_file *file) {
         const char *part = from->name + block_bytes;
         if (!is_router_part(part))
             continue;
-        mm_converted *tensor = add(file, from->dtype->name, from->rank, from->shape);
-        tensor->what = MM_COPY;
-        tensor->copied = from;
         /* gpt-oss's first name for it. */
+        char renamed[40];
         const bool gate = c->source.desc.has_bias && strncmp(part, "gate.", 5) == 0;
-        snprintf(tensor->name, sizeof tensor->name, "%s%s%.32s", c->block, gate ? "router." : "",
-                 gate ? part + 5 : part);
+        snprintf(renamed, sizeof renamed, "%s%.32s", gate ? "router." : "", gate ? part + 5 : part);
+        add_copy(file, from, renamed);
     }
 }
 
@@ -140,8 +151,8 @@ megamoe_status mm_converted_file_open(const mm_conversion *conversion, int32_t f
                                       mm_converted_file *file) {
     *file = (mm_converted_file){.conversion = conversion, .held = -1};
     size_t unused, block_bytes;
-    const size_t most =
-        (size_t)(end - first) * 3 * 4 + source_block(conversion, &unused, &block_bytes) + 6;
+    const size_t most = (size_t)(end - first) * 3 * 4 +
+                        source_block(conversion, &unused, &block_bytes) + conversion->n_router + 6;
     file->tensors = calloc(most, sizeof *file->tensors);
     file->specs = calloc(most, sizeof *file->specs);
     if (!file->tensors || !file->specs)
@@ -207,17 +218,31 @@ static void write_scales(const mm_conversion *c, int32_t index, int32_t row, uin
     }
 }
 
+/* As it is; gpt-oss gets BF16, which is exact: mm_conversion_open has looked. */
+static void write_bias(const mm_conversion *c, const megamoe_matrix *matrix, int32_t row,
+                       uint8_t *to) {
+    const uint8_t *from = (const uint8_t *)matrix->bias + (size_t)row * matrix->bias_stride;
+    const bool f32 = matrix->bias_dtype == MEGAMOE_DTYPE_F32;
+    if (f32 && c->target->fused) {
+        float value;
+        memcpy(&value, from, sizeof value);
+        const uint16_t half = mm_bf16_from_f32(value);
+        memcpy(to, &half, sizeof half);
+        return;
+    }
+    memcpy(to, from, f32 ? sizeof(float) : sizeof(uint16_t));
+}
+
 static void write_row(const mm_conversion *c, int what, int32_t index, int32_t row, uint8_t *to) {
     const megamoe_matrix *matrix = matrix_of(c, index);
     const size_t columns = (size_t)mm_columns(&c->source.desc, (megamoe_projection)(index % 3));
-    const size_t bias_bytes = matrix->bias_dtype == MEGAMOE_DTYPE_F32 ? 4 : 2;
     if (what == MM_CODES)
         memcpy(to, (const uint8_t *)matrix->codes + (size_t)row * matrix->codes_stride,
                columns / 2);
     else if (what == MM_SCALES)
         write_scales(c, index, row, to);
     else
-        memcpy(to, (const uint8_t *)matrix->bias + (size_t)row * matrix->bias_stride, bias_bytes);
+        write_bias(c, matrix, row, to);
 }
 
 /* The rows of a matrix, each row_bytes, `turns` rows apart. */

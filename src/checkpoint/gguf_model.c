@@ -7,21 +7,29 @@
 
 #include "base/error.h"
 
+static const char routed[] = "n_routed_experts", local[] = "num_local_experts";
+static const char plain[] = "num_experts";
+
 static const mm_gguf_architecture architectures[] = {
-    {.name = "gpt-oss",
-     .rule = MEGAMOE_ROUTER_SOFTMAX_SELECTED,
+    {"gpt-oss", "gpt_oss", .experts_key = local, .rule = MEGAMOE_ROUTER_SOFTMAX_SELECTED,
      .activation = {1.702f, 1.0f, 7.0f}},
-    {.name = "deepseek4", .rule = MEGAMOE_ROUTER_SQRT_SOFTPLUS, .normalizes = true, .limits = true},
-    {.name = "deepseek2"}, /* V2, V3, R1; Kimi-K2 */
-    {.name = "deepseek32", .rule = MEGAMOE_ROUTER_SIGMOID},
-    {.name = "glm4moe", .rule = MEGAMOE_ROUTER_SIGMOID},
-    {.name = "glm-dsa", .rule = MEGAMOE_ROUTER_SIGMOID},
-    {.name = "mimo2", .rule = MEGAMOE_ROUTER_SIGMOID, .normalizes = true},
-    {.name = "minimax-m2", .rule = MEGAMOE_ROUTER_SIGMOID, .normalizes = true},
-    {.name = "qwen3moe", .rule = MEGAMOE_ROUTER_SOFTMAX, .normalizes = true},
-    {.name = "qwen3vlmoe", .rule = MEGAMOE_ROUTER_SOFTMAX, .normalizes = true},
-    {.name = "qwen3next", .rule = MEGAMOE_ROUTER_SOFTMAX, .normalizes = true},
-    {.name = "qwen35moe", .rule = MEGAMOE_ROUTER_SOFTMAX, .normalizes = true},
+    {"deepseek4", "deepseek_v4", .experts_key = routed, .rule = MEGAMOE_ROUTER_SQRT_SOFTPLUS,
+     .normalizes = true, .limits = true},
+    {"deepseek2", "deepseek_v3", .experts_key = routed}, /* V2, V3, R1; Kimi-K2 */
+    {"deepseek32", "deepseek_v32", .experts_key = routed, .rule = MEGAMOE_ROUTER_SIGMOID},
+    {"glm4moe", "glm4_moe", .experts_key = routed, .rule = MEGAMOE_ROUTER_SIGMOID},
+    {"glm-dsa", "glm_moe_dsa", .experts_key = routed, .rule = MEGAMOE_ROUTER_SIGMOID},
+    {"mimo2", "mimo_v2", .experts_key = routed, .rule = MEGAMOE_ROUTER_SIGMOID, .normalizes = true},
+    {"minimax-m2", "minimax_m2", .experts_key = local, .rule = MEGAMOE_ROUTER_SIGMOID,
+     .normalizes = true},
+    {"qwen3moe", "qwen3_moe", .experts_key = plain, .rule = MEGAMOE_ROUTER_SOFTMAX,
+     .normalizes = true},
+    {"qwen3vlmoe", "qwen3_vl_moe", .experts_key = plain, .rule = MEGAMOE_ROUTER_SOFTMAX,
+     .normalizes = true},
+    {"qwen3next", "qwen3_next", .experts_key = plain, .rule = MEGAMOE_ROUTER_SOFTMAX,
+     .normalizes = true},
+    {"qwen35moe", "qwen3_5_moe", .experts_key = plain, .rule = MEGAMOE_ROUTER_SOFTMAX,
+     .normalizes = true},
 };
 
 megamoe_status mm_gguf_architecture_of(const megamoe_checkpoint *checkpoint,

@@ -10,6 +10,8 @@
 
 typedef struct mm_gguf_architecture {
     const char *name;
+    const char *model_type;  /* in a config.json */
+    const char *experts_key; /* of that, for the number of experts */
     /* Where expert_gating_func is silent; 0: sigmoid if there is a selection bias, else softmax. */
     megamoe_router_rule rule;
     bool normalizes; /* where expert_weights_norm is silent */

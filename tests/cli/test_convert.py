@@ -2,7 +2,6 @@
 """A converted checkpoint gives the same bits, and what cannot be converted is refused by name."""
 import json
 import os
-import shutil
 import unittest
 
 from tool import Case, read_safetensors, write_safetensors
@@ -60,6 +59,77 @@ class Convert(Case):
                          self.output(checkpoint, 3))
         self.assertFalse(os.path.exists(self.path("out")))
 
+    def test_gguf(self):
+        """Experts, biases, routers and what the metadata say of them; hash layers come first."""
+        mxfp4 = [[family] for family in MXFP4 + ["modelopt-nvfp4"]]
+        mxfp4.append(["compressed-tensors", "--format", "nvfp4"])
+        for model, form, layers, ways in [
+                ("deepseek-v4-flash", "mxfp4", (0, 3), mxfp4),
+                ("gpt-oss-20b", "mxfp4", (0, 1), mxfp4 + [["gpt-oss"]]),
+                ("qwen3-30b-a3b", "mxfp4", (0, 1), mxfp4),
+                ("deepseek-v3", "nvfp4", (3, 4), [["modelopt-nvfp4"]]),
+                ("qwen3-30b-a3b", "nvfp4", (0, 1), [["modelopt-nvfp4"]]),
+                ("gpt-oss-20b", "nvfp4", (0, 1), [["modelopt-nvfp4"]])]:
+            name = f"{model}-{form}"
+            source = self.synth(model, "--container", "gguf", "--format", form, "--layers", "4",
+                                name=name)
+            told = self.good_json("inspect", source)["layers"]
+            expected = [self.output(source, layer) for layer in layers]
+            for way in ways:
+                with self.subTest(model=name, way=way):
+                    out = self.converted(source, *way)
+                    self.assertEqual([self.output(out, layer) for layer in layers], expected)
+                    made = self.good_json("inspect", out)["layers"]
+                    for one, other in zip(told, made):
+                        for key in ["layer", "hidden", "intermediate", "experts", "topk", "alpha",
+                                    "offset", "limit", "bias", "router"]:
+                            self.assertEqual(one[key], other[key])
+            if ways is not mxfp4:
+                continue
+            with self.subTest(model=name, way="and on"):
+                out = self.converted(self.path(f"{name}-compressed-tensors"), "deepseek-v4")
+                self.assertEqual([self.output(out, layer) for layer in layers], expected)
+
+    def test_gguf_config(self):
+        for model, family, expected in [
+                ("gpt-oss-20b", "gpt-oss", {
+                    "model_type": "gpt_oss", "hidden_act": "silu", "swiglu_limit": 7.0,
+                    "quantization_config": {"quant_method": "mxfp4"}}),
+                ("deepseek-v4-flash", "deepseek-v4", {
+                    "model_type": "deepseek_v4", "hidden_act": "silu", "swiglu_limit": 10.0,
+                    "scoring_func": "sqrtsoftplus", "norm_topk_prob": True,
+                    "routed_scaling_factor": 1.5, "num_hash_layers": 3, "expert_dtype": "fp4"}),
+                ("deepseek-v3", "modelopt-nvfp4", {
+                    "model_type": "deepseek_v3", "hidden_act": "silu", "scoring_func": "sigmoid",
+                    "norm_topk_prob": True, "routed_scaling_factor": 2.5, "n_group": 8,
+                    "topk_group": 4})]:
+            with self.subTest(model):
+                source = self.synth(model, "--container", "gguf", name=model)
+                layer = self.good_json("inspect", source)["layers"][0]
+                out = self.converted(source, family)
+                with open(os.path.join(out, "config.json")) as file:
+                    config = json.load(file)
+                gpt_oss = family == "gpt-oss"
+                sizes = {"hidden_size": layer["hidden"], "num_experts_per_tok": layer["topk"],
+                         "intermediate_size" if gpt_oss else "moe_intermediate_size":
+                             layer["intermediate"],
+                         "num_local_experts" if gpt_oss else "n_routed_experts": layer["experts"]}
+                self.assertGreater(config.pop("num_hidden_layers"), layer["layer"])
+                if family == "modelopt-nvfp4":
+                    self.assertEqual(config.pop("quantization_config")["quant_algo"], "NVFP4")
+                self.assertEqual(config, {**expected, **sizes})
+
+    def test_gguf_refusals(self):
+        gguf = self.synth("deepseek-v4-flash", "--container", "gguf", name="v4")
+        self.fails(2, ["model.gguf", "blk.0.", "no biases", "deepseek_v4"], "convert", gguf,
+                   self.path("out"), "--to", "gpt-oss")
+        gguf = self.synth("deepseek-v3", "--container", "gguf", name="v3")
+        self.fails(2, ["model.gguf", "blk.3.ffn_", "expert", "global scale", "divisor"], "convert",
+                   gguf, self.path("out"), "--to", "compressed-tensors")
+        self.fails(2, ["model.gguf", "blk.3.ffn_", "NVFP4", "rounding"], "convert", gguf,
+                   self.path("out"), "--to", "deepseek-v4")
+        self.assertEqual(sorted(os.listdir(self.directory)), ["v3", "v4"])
+
     def test_scales_too_far_apart(self):
         checkpoint = self.synth("deepseek-v4-flash")
         file = os.path.join(checkpoint, "model.safetensors")
@@ -99,10 +169,6 @@ class Convert(Case):
         out = self.path("out")
         self.fails(2, ["--to", "missing"], "convert", checkpoint, out)
         self.fails(2, ["--to", "gguf", "gpt-oss"], "convert", checkpoint, out, "--to", "gguf")
-        gguf = self.synth("deepseek-v4-flash", "--container", "gguf", name="gguf")
-        self.fails(2, ["model.gguf", "gguf are not converted", "config.json"], "convert", gguf, out,
-                   "--to", "compressed-tensors")
-        shutil.rmtree(gguf)
         self.fails(2, ["PATH DIR", "missing"], "convert", checkpoint, "--to", "gpt-oss")
         self.fails(2, ["biases", "deepseek_v4"], "convert", checkpoint, out, "--to", "gpt-oss")
         self.fails(2, ["modelopt-nvfp4", "mxfp4"], "convert", checkpoint, out, "--to",

@@ -260,6 +260,19 @@ T_CASE(converting) {
     }
 }
 
+T_CASE(converting_gguf) {
+    static const char *const ways[][2] = {{"gpt-oss", "compressed-tensors"},
+                                          {"deepseek2", "modelopt-nvfp4"}};
+    char path[4096];
+    path_in("converted-gguf", path);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        char source[4096];
+        snprintf(source, sizeof source, "%s/gguf/%s", MEGAMOE_CORPUS, ways[i][0]);
+        conversion c = {source, ways[i][1], path, 0};
+        run_out(&(task){ways[i][0], convert, &c, .out = path});
+    }
+}
+
 static megamoe_status load_tensor(void *path) {
     megamoe_checkpoint *checkpoint;
     megamoe_tensor tensor;

@@ -9,33 +9,41 @@ double mm_plan_routes(int64_t tokens, int32_t topk, int32_t physical) {
 
 /* Of a normal variable with this mean and deviation. */
 static double probability_above(double x, double mean, double deviation) {
-    return deviation > 0 ? 0.5 * erfc((x - mean) / (deviation * sqrt(2.0))) : mean > x;
+    return 0.5 * erfc((x - mean) / (deviation * sqrt(2.0)));
 }
 
 /*
- * With random routing the routes of an expert are binomial, close to normal with a variance of the
- * mean. Its first tile waits for its weights from memory or for the tensor cores, whichever takes
- * longer; the others find the weights in L2. Beyond some deviations there are no routes.
+ * Tiles of `n` tokens that an expert's routes fill, at least one. With random routing the routes
+ * are binomial, close to normal with a variance of the mean; where they vary by more than a tile,
+ * the last one is half full on average. This is asked at every forward, so sums are kept short.
  */
-static double expected_cost(const mm_plan_tile *tile, double reading, double routes) {
+static double expected_tiles(double n, double routes) {
     const double deviation = sqrt(routes), most = routes + 6 * deviation;
-    double cost = fmax(tile->cost, reading);
-    for (double full = tile->tokens; full < most; full += tile->tokens)
-        cost += tile->cost * probability_above(full + 0.5, routes, deviation);
-    return cost;
+    if (deviation > n)
+        return (routes - 0.5) / n + 0.5;
+    const double sure = fmax(0, floor((routes - 6 * deviation) / n)); /* full, nearly always */
+    double tiles = 1 + sure;
+    for (double full = (sure + 1) * n; full < most; full += n)
+        tiles += probability_above(full + 0.5, routes, deviation);
+    return tiles;
 }
 
-enum { MANY_TILES = 64 }; /* with more of them nothing changes */
+/*
+ * An expert's first tile waits for its weights from memory or for the tensor cores, whichever takes
+ * longer; the others find the weights in L2.
+ */
+static double expected_cost(const mm_plan_tile *tile, double reading, double routes) {
+    return fmax(tile->cost, reading) + (expected_tiles(tile->tokens, routes) - 1) * tile->cost;
+}
 
 /* What a wider tile has to gain. */
 static const double GAIN = 0.99;
 
 int32_t mm_plan_token_tile(const mm_plan_tile *tiles, int32_t n, double reading, double routes) {
-    const double bounded = fmin(routes, (double)MANY_TILES * tiles[n - 1].tokens);
     int32_t best = 0;
     double least = INFINITY;
     for (int32_t i = 0; i < n; i++) {
-        const double cost = expected_cost(&tiles[i], reading, bounded);
+        const double cost = expected_cost(&tiles[i], reading, routes);
         if (cost < GAIN * least) {
             least = cost;
             best = i;

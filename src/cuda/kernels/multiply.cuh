@@ -31,7 +31,7 @@ typedef struct mm_reader {
     uint32_t last; /* the stage before */
 } mm_reader;
 
-/* An address that ptxas keeps: it would rather compute it anew in every step. */
+/* An address that is not computed anew in every step: the optimizer does not see what from. */
 MM_DEVICE uint32_t mm_kept(uint32_t address) {
     uint32_t kept;
     asm volatile("mov.b32 %0, %1;" : "=r"(kept) : "r"(address));

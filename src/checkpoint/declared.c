@@ -92,3 +92,12 @@ megamoe_status mm_declared_fail(const mm_layer *layer, const char *path, const c
                    layer->first->file->path, layer->first->name, layer->index, format,
                    layer->first->dtype->name, key, path, value);
 }
+
+megamoe_status mm_declared_not_fp4(const megamoe_checkpoint *checkpoint, const mm_layer *layer) {
+    mm_declared declared;
+    MM_TRY(mm_declared_read(checkpoint, layer, &declared));
+    if (declared.expert_dtype && strcmp(declared.expert_dtype, "fp4") == 0)
+        return mm_declared_fail(layer, checkpoint->config.path, "expert_dtype",
+                                declared.expert_dtype, "not FP4");
+    return MEGAMOE_OK;
+}

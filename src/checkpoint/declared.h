@@ -25,4 +25,8 @@ MEGAMOE_CHECKED megamoe_status mm_declared_fail(const mm_layer *layer, const cha
                                                 const char *key, const char *value,
                                                 const char *format);
 
+/* The check of families whose tensors are not FP4: MEGAMOE_EFORMAT where expert_dtype says so. */
+MEGAMOE_CHECKED megamoe_status mm_declared_not_fp4(const megamoe_checkpoint *checkpoint,
+                                                   const mm_layer *layer);
+
 #endif

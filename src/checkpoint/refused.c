@@ -37,15 +37,6 @@ static bool claims(const mm_tensor *tensor, mm_claim *claim) {
     return format_of(name.part, tensor->dtype->name) != NULL;
 }
 
-static megamoe_status check(const megamoe_checkpoint *checkpoint, const mm_layer *layer) {
-    mm_declared declared;
-    MM_TRY(mm_declared_read(checkpoint, layer, &declared));
-    if (declared.expert_dtype && strcmp(declared.expert_dtype, "fp4") == 0)
-        return mm_declared_fail(layer, checkpoint->config.path, "expert_dtype",
-                                declared.expert_dtype, "not FP4");
-    return MEGAMOE_OK;
-}
-
 static megamoe_status weights(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
                               mm_layer_tensors *tensors) {
     (void)checkpoint;
@@ -64,4 +55,4 @@ static megamoe_status weights(const megamoe_checkpoint *checkpoint, const mm_lay
 }
 
 const mm_family mm_refused = {
-    .claims = claims, .check = check, .weights = weights, .router = mm_router_read};
+    .claims = claims, .check = mm_declared_not_fp4, .weights = weights, .router = mm_router_read};

@@ -55,15 +55,6 @@ static bool claims_bf16(const mm_tensor *tensor, mm_claim *claim) {
     return strcmp(tensor->dtype->name, "BF16") == 0 && strcmp(name.part, values_part) == 0;
 }
 
-static megamoe_status check(const megamoe_checkpoint *checkpoint, const mm_layer *layer) {
-    mm_declared declared;
-    MM_TRY(mm_declared_read(checkpoint, layer, &declared));
-    if (declared.expert_dtype && strcmp(declared.expert_dtype, "fp4") == 0)
-        return mm_declared_fail(layer, checkpoint->config.path, "expert_dtype",
-                                declared.expert_dtype, "not FP4");
-    return MEGAMOE_OK;
-}
-
 static megamoe_status weights(const megamoe_checkpoint *checkpoint, const mm_layer *layer,
                               mm_layer_tensors *tensors) {
     (void)checkpoint;
@@ -254,13 +245,13 @@ megamoe_status mm_wide_row(const mm_wide_layer *wide, const mm_matrix_source *ma
 
 const mm_family mm_fp8 = {.name = "fp8",
                           .claims = claims_fp8,
-                          .check = check,
+                          .check = mm_declared_not_fp4,
                           .weights = weights,
                           .wide = wide_fp8,
                           .router = mm_router_read};
 const mm_family mm_bf16 = {.name = "bf16",
                            .claims = claims_bf16,
-                           .check = check,
+                           .check = mm_declared_not_fp4,
                            .weights = weights,
                            .wide = wide_bf16,
                            .router = mm_router_read};

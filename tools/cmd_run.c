@@ -171,7 +171,12 @@ typedef struct run_request {
     bool verify, json;
 } run_request;
 
+static int32_t threads_of(const run_request *request) {
+    return request->threads != 0 ? (int32_t)request->threads : parallel_cores();
+}
+
 static int execute(run *r, const run_request *request) {
+    const int32_t threads = threads_of(request);
     int code = source_open(request->path, &r->source);
     if (code == EXIT_DONE)
         code = source_open_layer(&r->source, request->layer);
@@ -180,7 +185,7 @@ static int execute(run *r, const run_request *request) {
                    ? inputs_read(request->input, &r->source, &r->inputs)
                    : inputs_draw(request->tokens, (uint64_t)request->seed, &r->source, &r->inputs);
     if (code == EXIT_DONE)
-        code = inputs_route(&r->source, (int32_t)request->threads, &r->inputs);
+        code = inputs_route(&r->source, threads, &r->inputs);
     if (code != EXIT_DONE)
         return code;
     const size_t elements = (size_t)r->inputs.tokens * (size_t)r->source.layer.hidden;
@@ -193,7 +198,7 @@ static int execute(run *r, const run_request *request) {
     if (r->comm != NULL && megamoe_comm_rank(r->comm) != 0)
         return code; /* the rest is for one */
     if (code == EXIT_DONE && request->verify)
-        code = compare_with_reference(r, (int32_t)request->threads);
+        code = compare_with_reference(r, threads);
     if (code == EXIT_DONE && r->out != NULL)
         code = write_output(r);
     if (code == EXIT_BAD_INPUT)
@@ -227,12 +232,12 @@ static int join_ranks(run *r, const run_request *request) {
                             "own",
                             megamoe_comm_size(r->comm));
     r->options.ranks = megamoe_comm_size(r->comm);
+    r->options.threads = (int32_t)request->threads;
     return EXIT_DONE;
 }
 
 int cmd_run(int argc, char **argv) {
-    run_request request = {
-        .device = "cpu", .layer = ONLY_LAYER, .seed = 1, .threads = parallel_cores()};
+    run_request request = {.device = "cpu", .layer = ONLY_LAYER, .seed = 1};
     const option_spec options[] = {
         {"layer", OPTION_INTEGER, &request.layer, "L", "layer of a checkpoint (its only one)", 0,
          INT32_MAX},
@@ -282,7 +287,7 @@ int cmd_run(int argc, char **argv) {
              .out = request.out,
              .options = {.device = request.device,
                          .ranks = request.ranks != 0 ? (int32_t)request.ranks : 1,
-                         .threads = (int32_t)request.threads,
+                         .threads = threads_of(&request),
                          .nvfp4 = (megamoe_nvfp4_mode)request.nvfp4,
                          .input_scale = (megamoe_input_scale)request.input_scale,
                          .accumulate = (megamoe_accumulate)request.accumulate,

@@ -59,10 +59,11 @@ int rank_forward_on_gpu(rank *r);
 
 /*
  * Opens the device of a rank that is a process: "cuda" is the GPU whose number is that of the
- * rank on its machine, counted again from 0 where there are more ranks than GPUs. Prints its error
- * and returns an exit code.
+ * rank on its machine, counted again from 0 where there are more ranks than GPUs. `threads` 0: one
+ * for each core that the process may use, or its part of them where other ranks may use the same
+ * ones. Prints its error and returns an exit code.
  */
-int rank_open_device(const char *name, int32_t threads, const megamoe_comm *comm,
+int rank_open_device(const char *name, int32_t threads, megamoe_comm *comm,
                      megamoe_device **device);
 
 /* What its experts received in the last forward. */

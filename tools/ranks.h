@@ -11,7 +11,8 @@
 typedef struct ranks_options {
     const char *device; /* as megamoe_device_open has it */
     int32_t ranks;
-    int32_t threads; /* of all ranks together; each has at least one */
+    int32_t threads; /* of all ranks together, each has at least one; of processes 0: one for each
+                        core that a rank has */
     megamoe_nvfp4_mode nvfp4;
     megamoe_input_scale input_scale;
     megamoe_accumulate accumulate;

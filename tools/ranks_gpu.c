@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks on GPUs: folded ones on one GPU in one launch, and one that is a process. */
+#define _GNU_SOURCE
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,7 +119,27 @@ static int choose_gpu(const megamoe_comm *comm, char chosen[DEVICE_BYTES]) {
     return EXIT_DONE;
 }
 
-int rank_open_device(const char *name, int32_t threads, const megamoe_comm *comm,
+/* Ranks that may use exactly the cores that this one may: all of them, and those before it. */
+static int find_sharers(megamoe_comm *comm, int32_t *all, int32_t *before) {
+    const int32_t size = megamoe_comm_size(comm), own = megamoe_comm_rank(comm);
+    cpu_set_t mine, *sets = calloc((size_t)size, sizeof *sets);
+    if (sets == NULL)
+        return report_error("out of memory");
+    CPU_ZERO(&mine);
+    (void)sched_getaffinity(0, sizeof mine, &mine);
+    const megamoe_status status = megamoe_comm_allgather(comm, &mine, sets, sizeof mine);
+    *all = 1;
+    *before = 0;
+    for (int32_t r = 0; status == MEGAMOE_OK && r < size; r++)
+        if (r != own && CPU_EQUAL(&mine, &sets[r])) {
+            *all += 1;
+            *before += r < own;
+        }
+    free(sets);
+    return status == MEGAMOE_OK ? EXIT_DONE : report_failure(status);
+}
+
+int rank_open_device(const char *name, int32_t threads, megamoe_comm *comm,
                      megamoe_device **device) {
     char chosen[DEVICE_BYTES];
     if (strcmp(name, "cuda") == 0) {
@@ -125,9 +147,14 @@ int rank_open_device(const char *name, int32_t threads, const megamoe_comm *comm
         name = chosen;
     }
     megamoe_device_options options = MEGAMOE_INIT(megamoe_device_options);
+    int32_t sharers, before;
+    TRY(find_sharers(comm, &sharers, &before));
+    const int32_t cores = parallel_cores();
+    if (threads == 0)
+        threads = cores > sharers ? cores / sharers : 1;
     options.threads = threads;
-    options.first_core = threads * megamoe_comm_rank(comm);
-    options.no_pinning = threads * megamoe_comm_size(comm) > parallel_cores();
+    options.first_core = threads * before;
+    options.no_pinning = threads * sharers > cores;
     TRY_LIBRARY(megamoe_device_open(name, &options, device));
     return EXIT_DONE;
 }

@@ -11,8 +11,8 @@ enum { GATHER_BYTES = 1 << 20 };
 
 static int open_device(rank *r) {
     const ranks_options *o = r->options;
-    TRY(rank_open_device(o->device, o->threads > o->ranks ? o->threads / o->ranks : 1, r->comm,
-                         &r->device));
+    const int32_t threads = o->threads > 0 && o->threads < o->ranks ? 1 : o->threads / o->ranks;
+    TRY(rank_open_device(o->device, threads, r->comm, &r->device));
     TRY_LIBRARY(megamoe_device_describe(r->device, &r->device_info));
     return EXIT_DONE;
 }

@@ -161,6 +161,20 @@ class Run(Launch):
             self.assertEqual(done[name], alone[name])
         self.assertEqual(done["ranks"], 4)
 
+    def test_threads_for_the_cores_of_a_rank(self):
+        cores = sorted(os.sched_getaffinity(0))[:2]
+        if len(cores) < 2:
+            self.skipTest("one core")
+        checkpoint = self.synth()
+        # All ranks on both cores, each rank on one of its own, and one alone on two.
+        for masks, threads in [([cores] * 2, 1), ([cores] * 4, 1), ([cores[:1], cores[1:]], 1),
+                               ([cores, cores[:1]], 2)]:
+            bind = self.script(f"os.sched_setaffinity(0, {masks!r}[rank])\n"
+                               "os.execv(sys.argv[1], sys.argv[1:])\n")
+            done = self.launch(len(masks), *bind, TOOL, "run", checkpoint, "--verify")
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn(f"{len(masks)} ranks of {threads} thread", done.stdout)
+
     def test_bad_input_ends_all(self):
         done = self.launch(3, TOOL, "run", self.path("nowhere"))
         self.assertEqual(done.returncode, 2)

@@ -190,8 +190,24 @@ static setup setup_of(const model *m, int32_t ranks) {
                    .input_scale = ranks == 1 ? MEGAMOE_SCALE_TOKEN : MEGAMOE_SCALE_BLOCK};
 }
 
-/* `epoch` 0: from the beginning. */
-static void check_replays(int32_t ranks, int32_t replays, uint32_t epoch, int32_t tile) {
+/* As if each route's and source's word had last been written in `epoch`. */
+static void age_words(const fleet *f, uint32_t epoch) {
+    for (int32_t r = 0; r < f->ranks; r++) {
+        const mm_cuda_workspace *ws = f->rank[r].workspace->cuda;
+        const mm_cuda_window *w = &ws->buffers.window;
+        gpu_check(mm_cu.cuMemsetD32Async(ws->window + w->arrivals, epoch,
+                                         (w->aborted - w->arrivals) / sizeof epoch, NULL),
+                  "cuMemsetD32Async");
+        gpu_check(mm_cu.cuMemsetD32Async(ws->window + w->returned, epoch,
+                                         (w->codes - w->returned) / sizeof epoch, NULL),
+                  "cuMemsetD32Async");
+    }
+    gpu_wait();
+}
+
+/* `epoch` 0: from the beginning. `aged`: all words, or 0. */
+static void check_replays(int32_t ranks, int32_t replays, uint32_t epoch, uint32_t aged,
+                          int32_t tile) {
     gpu g = gpu_start();
     t_random r = t_random_start(10 + (uint64_t)ranks);
     model m = model_open(&recipe, &r);
@@ -201,6 +217,8 @@ static void check_replays(int32_t ranks, int32_t replays, uint32_t epoch, int32_
     gpu_force_tile(&f, tile);
     for (int32_t k = 0; k < ranks && epoch; k++)
         T_OK(mm_cuda_workspace_set_epoch(f.rank[k].workspace->cuda, epoch));
+    if (aged)
+        age_words(&f, aged);
     captured c = capture(&f, g.stream);
     replay(&g, &f, &c, &given, replays, 20 + (uint64_t)ranks);
     release(&c);
@@ -211,21 +229,30 @@ static void check_replays(int32_t ranks, int32_t replays, uint32_t epoch, int32_
 }
 
 T_CASE(replay_ten_thousand_replays_of_one_rank) {
-    check_replays(1, REPLAYS, 0, 0);
+    check_replays(1, REPLAYS, 0, 0, 0);
 }
 
 T_CASE(replay_ten_thousand_replays_of_four_folded_ranks) {
-    check_replays(4, REPLAYS, 0, 0);
+    check_replays(4, REPLAYS, 0, 0, 0);
 }
 
 T_CASE(replay_replays_of_eight_ranks_in_the_narrowest_tile) {
-    check_replays(8, REPLAYS / 10, 0, 8);
+    check_replays(8, REPLAYS / 10, 0, 0, 8);
 }
 
 T_CASE(replay_epochs_wrap) {
-    check_replays(1, 100, 0xFFFFFFF0u, 0);
-    check_replays(2, 100, 0xFFFFFFF0u, 0);
-    check_replays(8, 100, 0xFFFFFFEFu, 16);
+    check_replays(1, 100, 0xFFFFFFF0u, 0, 0);
+    check_replays(2, 100, 0xFFFFFFF0u, 0, 0);
+    check_replays(8, 100, 0xFFFFFFEFu, 0, 16);
+}
+
+/* Forwards of all numbers lie between these words and the one that would take them for its own. */
+T_CASE(replay_words_of_long_ago_are_forgotten) {
+    const uint32_t forget = MM_CUDA_FORGET_EVERY;
+    for (uint32_t next = 1; next <= 3; next++) {
+        check_replays(1, 10, forget - 2, forget + next, 0);
+        check_replays(4, 10, forget - 2, forget + next, 0);
+    }
 }
 
 /* A forward alone in a graph, over whatever was staged last; and calls between replays. */

@@ -337,6 +337,10 @@ static void leave(view *v) {
         own->epoch = (uint8_t)(own->epoch + (skips ? 2 : 1));
     if (last)
         own->left = 0;
+    if (last && v->b->epoch == FIRST_EPOCH && holds(v->p, OLD_FORGOTTEN)) {
+        memset(own->arrived, v->b->epoch, sizeof own->arrived);
+        memset(own->returned, v->b->epoch, sizeof own->returned);
+    }
     v->b->ended++;
     v->b->phase = v->b->ended == v->p->epochs ? ENDED : BEGIN;
     v->b->item = v->b->step = v->b->loaded = 0;
@@ -403,6 +407,10 @@ static void memory_begin(const plan *p, memory *m) {
     memset(m->cells, words, sizeof m->cells);
     memset(m->arrived, words, sizeof m->arrived);
     memset(m->returned, words, sizeof m->returned);
+    if (p->aged) {
+        memset(m->arrived, FIRST_EPOCH + 1, sizeof m->arrived);
+        memset(m->returned, FIRST_EPOCH + 1, sizeof m->returned);
+    }
 }
 
 state state_first(const plan *p) {

@@ -37,6 +37,7 @@ enum { RANKS = 3, BLOCKS = 2, EPOCHS = 3, ROUTINGS = 1 << RANKS };
     X(IDLE_CLEARED, "the idle set of local counters is cleared in every epoch")                    \
     X(RETURN_AFTER_ROW, "a route's word is stored after its row")                                  \
     X(ROUTES_BY_EPOCH, "a route's word holds the epoch, so it need not be cleared")                \
+    X(OLD_FORGOTTEN, "old words are made those of an epoch that ends before their number is back") \
     X(NO_OVERLAP, "forwards of one workspace do not overlap")                                      \
     X(LAST_ADVANCES, "the last block to leave advances the epoch")                                 \
     X(WAITS_SEE_ABORT, "every wait looks at the abort word")                                       \
@@ -75,6 +76,7 @@ typedef struct plan {
     uint8_t bad[EPOCHS];       /* bit r: the batch of rank r is bad */
     int deadlines;             /* how often a wait may end with its deadline */
     bool rebuild;              /* after an abort all but rank 0 go on, with new numbers */
+    bool aged; /* words of rows are as old as numbers last: the second epoch's is theirs */
 } plan;
 
 /* What other ranks write, and what only the rank itself does. Values are epochs. */

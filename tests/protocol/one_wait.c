@@ -66,6 +66,22 @@ T_CASE(two_ranks_of_two_blocks) {
     printf("  %zu states\n", states);
 }
 
+/* Numbers of epochs come back: words that nobody has written for all of them are still there. */
+T_CASE(words_of_long_ago) {
+    size_t states = 0;
+    for (unsigned all = 0; all < 16 * 16; all++) {
+        plan p = {.ranks = 2, .blocks = 1, .epochs = 3, .aged = true};
+        set_routing(&p, 0, all);
+        set_routing(&p, 1, all >> 4);
+        set_routing(&p, 2, 15);
+        states += check_right(&p);
+        p.blocks = p.epochs = 2;
+        if (all % 5 == 0)
+            states += check_right(&p);
+    }
+    printf("  %zu states\n", states);
+}
+
 /* Every third routing; each is followed by another one and then by itself. */
 T_CASE(three_ranks) {
     size_t states = 0;
@@ -136,6 +152,9 @@ static const counter_example examples[] = {
     {IDLE_CLEARED, WRONG_HALF, {.ranks = 2, .blocks = 2, .epochs = 3, .to = {{1}, {1}, {1}}}},
     {RETURN_AFTER_ROW, WRONG_RESULT, {.ranks = 2, .blocks = 1, .epochs = 1, .to = {BOTH}}},
     {ROUTES_BY_EPOCH, WRONG_RESULT, {.ranks = 2, .blocks = 1, .epochs = 2, .to = {BOTH, BOTH}}},
+    {OLD_FORGOTTEN,
+     WRONG_ROW,
+     {.ranks = 2, .blocks = 1, .epochs = 2, .to = {{0}, BOTH}, .aged = true}},
     {NO_OVERLAP, WRONG_EPOCH, {.ranks = 2, .blocks = 2, .epochs = 2, .to = {{0}}}},
     {LAST_ADVANCES, WRONG_EPOCH, {.ranks = 2, .blocks = 2, .epochs = 1, .to = {{0}}}},
     {WAITS_SEE_ABORT, HANG, {.ranks = 2, .blocks = 1, .epochs = 1, .to = {BOTH}, .deadlines = 1}},

@@ -5,7 +5,9 @@
  * Each rank has a window, laid out alike on all ranks, that other ranks write into, and local
  * memory that only its own kernels touch. Every word that another rank writes has one writer and
  * carries the epoch, the number of the forward on this workspace; nothing remote is incremented or
- * cleared.
+ * cleared. Epochs wrap. A word is one of this epoch, or of the last MM_CUDA_FORGET_EVERY: a rank
+ * then makes its older words as if of the present epoch, so that none is there to be taken for new
+ * when its number comes again.
  *
  * Token pools are [K / 128][rows][128]: each expert's rows are contiguous and begin at a multiple
  * of 16. The eight 16-byte pieces of a row's 128 bytes are stored at piece ^ (row % 8), the tensor
@@ -26,6 +28,7 @@ enum {
     MM_CUDA_ROWS_BEYOND = 128,  /* a tile may read, but never uses, this many rows more */
     MM_CUDA_EXPONENT_BIAS = 48, /* of exponent bytes in pools */
     MM_CUDA_TASK_SLOTS = 4,
+    MM_CUDA_FORGET_EVERY = 1 << 30,              /* epochs */
     MM_CUDA_ROW_DATA_BYTES = 256 + 256 * 4 + 16, /* of a tile: exponents, biases, globals */
     MM_CUDA_TINY = 1 << 30 /* in mm_cuda_record.rank: the second token factor is 2^-64 */
 };

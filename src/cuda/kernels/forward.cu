@@ -154,6 +154,23 @@ MM_DEVICE void mm_finisher(const mm_block *b, const mm_team *team) {
     }
 }
 
+/* [low, high): offsets into the window. */
+MM_DEVICE void mm_forget_words(const mm_block *b, uint64_t low, uint64_t high) {
+    uint8_t *window = b->rank->windows[b->rank->rank];
+    for (uint64_t at = low; at < high; at += sizeof(uint32_t))
+        *(uint32_t *)(window + at) = b->epoch;
+}
+
+/*
+ * Nobody else writes these words meanwhile: all that is sent in this epoch has been waited for, and
+ * nothing of the next one is sent before this rank has published it.
+ */
+MM_DEVICE void mm_forget(const mm_block *b) {
+    const mm_cuda_window *window = &b->args->window;
+    mm_forget_words(b, window->arrivals, window->aborted);
+    mm_forget_words(b, window->returned, window->codes);
+}
+
 /* The last block to leave ends the epoch: replays of a graph cannot change arguments. */
 MM_DEVICE void mm_leave(const mm_block *b) {
     __syncthreads();
@@ -164,6 +181,8 @@ MM_DEVICE void mm_leave(const mm_block *b) {
     mm_cuda_state *state = b->rank->state;
     if (mm_add_acq_rel_gpu(&state->left, 1) + 1 < (uint32_t)b->args->blocks)
         return;
+    if (b->epoch % MM_CUDA_FORGET_EVERY == 0)
+        mm_forget(b);
     state->left = 0;
     state->epoch = b->epoch;
 }

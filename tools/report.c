@@ -6,12 +6,12 @@
 #include <stdio.h>
 
 int(report_error)(const char *format, ...) {
+    char message[2048];
     va_list arguments;
     va_start(arguments, format);
-    fprintf(stderr, "megamoe: ");
-    vfprintf(stderr, format, arguments);
-    fprintf(stderr, "\n");
+    (void)vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
+    fprintf(stderr, "megamoe: %s\n", message); /* one write: ranks share standard error */
     return EXIT_BAD_INPUT;
 }
 

@@ -199,6 +199,22 @@ class Run(Launch):
         self.assertIn(alone["checksum"], out[0])
         self.assertEqual(out[1], "")
 
+    def test_two_hosts(self):
+        # They meet over the link between two hosts and are told, both, that this is not for several.
+        hosts = os.path.join(os.environ["MEGAMOE_SOURCE"], "tests", "hosts.sh")
+        done = subprocess.run([hosts, "sh", "-c", '''
+            export WORLD_SIZE=2 MASTER_ADDR=10.77.0.1
+            RANK=0 $TOOL run $CHECKPOINT &
+            $HOSTS 10.77.0.2 RANK=1 $TOOL run $CHECKPOINT && exit 1
+            wait $! && exit 1
+            exit 0'''], capture_output=True, text=True, timeout=60,
+            env={**os.environ, "TOOL": TOOL, "CHECKPOINT": self.synth(), "HOSTS": hosts})
+        if done.returncode == 77:
+            self.skipTest(done.stdout.strip())
+        self.assertEqual((done.returncode, done.stdout), (0, ""), done.stderr)
+        self.assertEqual(done.stderr.count("megamoe: ranks 0 and 1 are on different hosts"), 2,
+                         done.stderr)
+
     def test_two_jobs_at_once(self):
         checkpoint = self.synth()
         alone = self.good_json("run", checkpoint)

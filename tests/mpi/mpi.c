@@ -2,7 +2,7 @@
 /*
  * Under mpirun: ranks that MPI has brought together give the bits of one rank. With the argument
  * "apart" every second one moves to a network namespace of its own, which makes it another host for
- * the library, though not for MPI.
+ * the library, though not for MPI; with "hosts" they are on two hosts already (hosts.sh).
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -153,8 +153,9 @@ int main(int argc, char **argv) {
     /* The world, and two parts of it in another order. */
     MPI_Comm part;
     MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &part);
-    const bool apart = argc > 1 && strcmp(argv[1], "apart") == 0;
-    if (apart && !move_apart(rank)) {
+    const bool moves = argc > 1 && strcmp(argv[1], "apart") == 0;
+    const bool apart = moves || (argc > 1 && strcmp(argv[1], "hosts") == 0);
+    if (moves && !move_apart(rank)) {
         puts("skipped: no network namespace can be made here");
         MPI_Finalize();
         return 0;

@@ -211,11 +211,22 @@ static megamoe_status forward_on_cpu(megamoe_layer *layer, megamoe_workspace *ws
     return MEGAMOE_OK;
 }
 
-/* Before a launch: MEGAMOE_OK unless the ranks have given up. */
+/*
+ * Before a launch: MEGAMOE_OK unless the ranks have given up, or one has closed its communicator
+ * and would be waited for. That one has taken part in all forwards before, which may still be
+ * running and are let be.
+ */
 static megamoe_status check_alive(megamoe_workspace *ws) {
-    return mm_comm_aborted(ws->comm)
-               ? die(ws, MEGAMOE_EPEER, mm_workspace_epoch(ws) + 1, MEGAMOE_PHASE_COUNT, -1)
-               : MEGAMOE_OK;
+    const uint64_t next = mm_workspace_epoch(ws) + 1;
+    if (mm_comm_aborted(ws->comm))
+        return die(ws, MEGAMOE_EPEER, next, MEGAMOE_PHASE_COUNT, -1);
+    for (int32_t r = 0; r < megamoe_comm_size(ws->comm); r++)
+        if (mm_comm_closed(ws->comm, r))
+            return mm_fail(MEGAMOE_EPEER,
+                           "forward %" PRIu64 ", rank %d, counting: waiting for rank %d: it has "
+                           "closed its communicator",
+                           next, megamoe_comm_rank(ws->comm), r);
+    return MEGAMOE_OK;
 }
 
 static mm_cuda_call cuda_call_of(const megamoe_forward_call *call) {

@@ -94,7 +94,7 @@ FAKE(mm_cuda_card, mm_cuda_workspace_card, const mm_cuda_workspace *workspace) {
 FAKE(megamoe_status, mm_cuda_workspace_meet, mm_cuda_workspace *workspace, megamoe_comm *comm,
      const mm_cuda_card *cards) {
     T_EQ_INT(megamoe_comm_rank(comm), workspace->rank);
-    for (int32_t r = 0; r < workspace->ranks; r++)
+    for (int32_t r = 0; r < workspace->ranks && !fake.processes; r++)
         T_EQ_INT(((const mm_cuda_workspace *)(uintptr_t)cards[r].address)->rank, r);
     T_CHECK(cards[workspace->rank].address == (uint64_t)(uintptr_t)workspace);
     workspace->met = true;

@@ -29,6 +29,7 @@ typedef struct fake_cuda {
     int32_t devices, layers, workspaces; /* open */
     int32_t uploads;                     /* of experts; a layer's `blobs` are host memory */
     int32_t launches_until_failure;      /* 0: none fails */
+    bool processes;                      /* ranks are: their workspaces cannot be looked at */
     /* The last launch. */
     int32_t launches, ranks;
     megamoe_plan plan;

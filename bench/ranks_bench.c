@@ -149,6 +149,17 @@ static void open_device(const job *j, rank *r) {
     CHECK(megamoe_device_open("cpu", &device, &r->device));
 }
 
+/* What the ranks tell each other: the largest of their values. */
+static double largest(const job *j, double value) {
+    if (j->o.folded)
+        return value;
+    double all[RANKS_MAX] = {0}, most = value;
+    CHECK(megamoe_comm_allgather(j->ranks[0].comm, &value, all, sizeof value));
+    for (int32_t r = 0; r < j->size; r++)
+        most = all[r] > most ? all[r] : most;
+    return most;
+}
+
 static int64_t most_tokens(const options *o) {
     int64_t most = 1;
     for (int i = 0; i < o->n_points; i++)
@@ -170,6 +181,7 @@ static void open_rank(job *j, rank *r) {
     double start = now_ms();
     CHECK(megamoe_layer_create(r->comm, r->device, j->weights, NULL, &r->layer));
     j->layer_ms += now_ms() - start;
+    (void)largest(j, 0); /* not to wait for another rank's layer below */
     start = now_ms();
     CHECK(megamoe_workspace_create(r->comm, r->device, &shape, &capacity, &r->workspace));
     j->workspace_ms += now_ms() - start;
@@ -250,17 +262,6 @@ static double timed_forward(job *j, int64_t tokens, int64_t run) {
     const double start = now_ms();
     forward(j);
     return now_ms() - start;
-}
-
-/* What the ranks tell each other: the largest of their values. */
-static double largest(const job *j, double value) {
-    if (j->o.folded)
-        return value;
-    double all[RANKS_MAX] = {0}, most = value;
-    CHECK(megamoe_comm_allgather(j->ranks[0].comm, &value, all, sizeof value));
-    for (int32_t r = 0; r < j->size; r++)
-        most = all[r] > most ? all[r] : most;
-    return most;
 }
 
 static int compare(const void *a, const void *b) {

@@ -28,7 +28,17 @@ typedef struct counter {
     office *office;
     int32_t rank, size;
     int closes;
+    bool delays; /* now and then, before a message */
+    t_random random;
+    int falls_in, signal; /* raised before so many more messages; 0: none */
 } counter;
+
+static void leave_home(counter *c) {
+    if (c->delays && t_below(&c->random, 3) == 0)
+        crew_pause_ms((int64_t)t_below(&c->random, 3));
+    if (c->falls_in > 0 && --c->falls_in == 0)
+        (void)raise(c->signal);
+}
 
 static int gather_all(const counter *c, int64_t until) {
     office *o = c->office;
@@ -50,6 +60,7 @@ static int all_to_all(void *user, const void *send, const size_t *send_bytes,
                       const size_t *receive_offsets, int32_t timeout_ms) {
     counter *c = user;
     office *o = c->office;
+    leave_home(c);
     const int64_t until = crew_now_ms() + timeout_ms;
     size_t used = 0;
     T_EQ_INT(send_bytes[c->rank], 0);
@@ -71,6 +82,7 @@ static int all_to_all(void *user, const void *send, const size_t *send_bytes,
 
 static int all_gather(void *user, const void *mine, void *all, size_t bytes, int32_t timeout_ms) {
     counter *c = user;
+    leave_home(c);
     const int64_t until = crew_now_ms() + timeout_ms;
     T_REQUIRE(bytes <= BOX_BYTES);
     memcpy(c->office->boxes[c->rank], mine, bytes);
@@ -110,12 +122,17 @@ typedef struct scene {
     uint16_t *y;
     office *office;
     setup s;
-    int signal; /* to rank 2 before its third forward */
+    bool delays;
+    int message, signal; /* of the third forward, before which rank 2 is sent it */
     int64_t *seen_ms;
 } scene;
 
 static void open_rank(const member *m, const scene *sc, counter *c, rank *r) {
-    *c = (counter){.office = sc->office, .rank = m->rank, .size = m->size};
+    *c = (counter){.office = sc->office,
+                   .rank = m->rank,
+                   .size = m->size,
+                   .delays = sc->delays,
+                   .random = t_random_start(100 + (uint64_t)m->rank)};
     *r = (rank){.rank = m->rank, .ranks = m->size};
     T_OK(meet(c, &r->comm));
     T_EQ_INT(megamoe_comm_rank(r->comm), m->rank);
@@ -227,7 +244,37 @@ T_CASE(messages_give_the_bits_of_one_rank) {
     }
 }
 
+static void compute_late(const member *m) {
+    const scene *sc = m->argument;
+    counter c;
+    rank r;
+    open_rank(m, sc, &c, &r);
+    for (int round = 0; round < 40; round++)
+        T_OK(forward(&r, &sc->b, sc->y));
+    close_rank(&c, &r);
+}
+
+T_CASE(delays_before_every_message) {
+    static const int32_t ranks[] = {2, 4, 8};
+    t_random random = t_random_start(4);
+    model m = open_model(MEGAMOE_FORMAT_MXFP4, &random);
+    for (int i = 0; i < 3; i++) {
+        scene sc = open_scene(&m, &random);
+        sc.s = (setup){.weights = m.weights};
+        sc.delays = true;
+        uint16_t want[TOKENS_HERE * HIDDEN];
+        run_once(&sc.s, &sc.b, want);
+        crew_run(ranks[i], compute_late, &sc);
+        T_EQ_MEM(sc.y, want, sizeof want);
+        close_scene(&sc);
+    }
+    model_close(&m);
+}
+
 /* ---- errors and faults ---- */
+
+static const char *const phases[] = {"counting", "dispatching", "combining"};
+enum { MESSAGES = sizeof phases / sizeof *phases /* of a forward */, DEADLINE_MS = 300 };
 
 static void overflow_and_go_on(const member *m) {
     const scene *sc = m->argument;
@@ -267,32 +314,51 @@ static void lose_one(const member *m) {
     open_rank(m, sc, &c, &r);
     T_OK(forward(&r, &sc->b, sc->y));
     T_OK(forward(&r, &sc->b, sc->y));
-    if (m->rank == 2)
-        (void)raise(SIGKILL);
+    if (m->rank == 2) {
+        c.falls_in = 1 + sc->message;
+        c.signal = sc->signal;
+    }
     const int64_t start = crew_now_ms();
     const megamoe_status status = forward(&r, &sc->b, sc->y);
     sc->seen_ms[m->rank] = crew_now_ms() - start;
     T_CHECK(status == MEGAMOE_ETIMEDOUT || status == MEGAMOE_EPEER);
-    T_CONTAINS(megamoe_last_error(), "forward 3, counting: rank ");
+    char want[64];
+    snprintf(want, sizeof want, "forward 3, %s: rank ", phases[sc->message]);
+    T_CONTAINS(megamoe_last_error(), want);
     T_STATUS(forward(&r, &sc->b, sc->y), MEGAMOE_ESTATE);
     int32_t mine = 0, all[CREW_MAX];
     T_STATUS(megamoe_comm_allgather(r.comm, &mine, all, sizeof mine), MEGAMOE_EPEER);
     close_rank(&c, &r);
 }
 
-T_CASE(a_dead_rank_ends_with_the_deadline) {
-    t_random random = t_random_start(3);
-    model m = open_model(MEGAMOE_FORMAT_MXFP4, &random);
-    scene sc = open_scene(&m, &random);
-    sc.s = (setup){.weights = m.weights, .deadline_ms = 300};
+static void check_loss(const model *m, t_random *random, int message, int signal) {
+    scene sc = open_scene(m, random);
+    sc.s = (setup){.weights = m->weights, .deadline_ms = DEADLINE_MS};
+    sc.message = message;
+    sc.signal = signal;
     crew c = crew_start(RANKS, lose_one, &sc);
-    int codes[CREW_MAX];
+    int codes[CREW_MAX], status;
+    if (signal == SIGSTOP) {
+        T_REQUIRE(waitpid(c.processes[2], &status, WUNTRACED) > 0 && WIFSTOPPED(status));
+        crew_pause_ms(DEADLINE_MS + 1000);
+        kill(c.processes[2], SIGKILL);
+    }
     crew_wait(&c, codes);
     for (int32_t r = 0; r < RANKS; r++) {
-        T_EQ_INT(codes[r], r == 2 ? -SIGKILL : 0);
-        T_CHECK(sc.seen_ms[r] <= 1300);
+        T_CHECK_MSG(codes[r] == (r == 2 ? -SIGKILL : 0), "%s, rank %d: %d", phases[message], r,
+                    codes[r]);
+        T_CHECK(sc.seen_ms[r] <= DEADLINE_MS + 1000);
     }
     close_scene(&sc);
+}
+
+T_CASE(a_lost_rank_ends_with_the_deadline) {
+    t_random random = t_random_start(3);
+    model m = open_model(MEGAMOE_FORMAT_MXFP4, &random);
+    for (int message = 0; message < MESSAGES; message++) {
+        check_loss(&m, &random, message, SIGKILL);
+        check_loss(&m, &random, message, SIGSTOP);
+    }
     model_close(&m);
 }
 

@@ -28,6 +28,7 @@ typedef struct work {
     batch b[BATCHES];
     uint16_t *want[BATCHES];
     int32_t gpus, forwards, max_ctas;
+    int signal;              /* that rank 1 is sent where it is lost */
     _Atomic int32_t *shared; /* [SHARED]: among all processes */
 } work;
 
@@ -35,7 +36,10 @@ enum { SHARED_READY /* and the next, by rank */, SHARED_KILLED_MS = 2, SHARED_WO
 
 static work work_open(const model_recipe *of, megamoe_input_scale scale, int32_t gpus,
                       uint64_t stream) {
-    work w = {.gpus = gpus, .forwards = 20, .shared = crew_share(SHARED_WORDS * sizeof(int32_t))};
+    work w = {.gpus = gpus,
+              .forwards = 20,
+              .signal = SIGKILL,
+              .shared = crew_share(SHARED_WORDS * sizeof(int32_t))};
     t_random r = t_random_start(stream);
     w.m = model_open(of, &r);
     w.s = (setup){.weights = w.m.weights,
@@ -209,9 +213,9 @@ T_CASE(processes_do_not_wait_for_one_that_has_closed) {
     work_close(&w);
 }
 
-/* ---- ranks that are killed ---- */
+/* ---- ranks that are killed, or stopped ---- */
 
-/* This rank is where it is to be when rank 1 dies. */
+/* This rank is where it is to be when rank 1 is lost. */
 static void be_ready(const member *m) {
     const work *w = m->argument;
     atomic_store(&w->shared[SHARED_READY + m->rank], 1);
@@ -245,15 +249,22 @@ static void publish(const gpu_rank *g, int32_t routes) {
     gpu_wait();
 }
 
-/* A rank is told at once, and its GPU computes with others as if nothing had been. */
+/*
+ * A rank is told of a death at once, of one that is stopped at the deadline; and its GPU computes
+ * with others as if nothing had been.
+ */
 static void survive(const work *w, gpu_rank *g, megamoe_phase phase) {
     megamoe_workspace_detail d = MEGAMOE_INIT(megamoe_workspace_detail);
-    T_STATUS(megamoe_workspace_status(g->r.workspace, &d), MEGAMOE_EPEER);
+    const bool stopped = w->signal == SIGSTOP;
+    T_STATUS(megamoe_workspace_status(g->r.workspace, &d),
+             stopped ? MEGAMOE_ETIMEDOUT : MEGAMOE_EPEER);
     const int32_t heard = (int32_t)crew_now_ms() - atomic_load(&w->shared[SHARED_KILLED_MS]);
     printf("  phase %d: heard after %d ms: %s\n", (int)d.phase, heard, d.message);
-    T_CHECK_MSG(heard < 1000, "%d ms", heard);
-    T_EQ_INT(d.rank, 1);
-    T_CONTAINS(d.message, "the process of rank 1 has ended");
+    T_CHECK_MSG(heard < 1000 + (stopped ? w->s.deadline_ms : 0), "%d ms", heard);
+    if (!stopped) {
+        T_EQ_INT(d.rank, 1);
+        T_CONTAINS(d.message, "the process of rank 1 has ended");
+    }
     if (phase != MEGAMOE_PHASE_NONE)
         T_EQ_INT(d.phase, phase);
     T_STATUS(gpu_rank_forward(g), MEGAMOE_ESTATE);
@@ -301,15 +312,15 @@ static void wait_in_phase(const member *m, megamoe_phase phase) {
     member_close(&g);
 }
 
-static void killed_before_it_counts(const member *m) {
+static void lost_before_it_counts(const member *m) {
     wait_in_phase(m, MEGAMOE_PHASE_COUNT);
 }
 
-static void killed_before_it_dispatches(const member *m) {
+static void lost_before_it_dispatches(const member *m) {
     wait_in_phase(m, MEGAMOE_PHASE_EXPERTS);
 }
 
-static void killed_before_it_returns_rows(const member *m) {
+static void lost_before_it_returns_rows(const member *m) {
     wait_in_phase(m, MEGAMOE_PHASE_COMBINE);
 }
 
@@ -359,7 +370,7 @@ static void killed_at_work(const member *m) {
     member_close(&g);
 }
 
-static void kill_one(work *w, void (*run)(const member *m), int32_t after_ms) {
+static void lose_one(work *w, void (*run)(const member *m), int32_t after_ms) {
     for (int i = 0; i < SHARED_WORDS; i++)
         atomic_store(&w->shared[i], 0);
     crew c = crew_start(2, run, w);
@@ -369,7 +380,11 @@ static void kill_one(work *w, void (*run)(const member *m), int32_t after_ms) {
         crew_pause_ms(1);
     crew_pause_ms(after_ms);
     atomic_store(&w->shared[SHARED_KILLED_MS], (int32_t)crew_now_ms());
-    kill(c.processes[1], SIGKILL);
+    kill(c.processes[1], w->signal);
+    if (w->signal == SIGSTOP) {
+        crew_pause_ms(w->s.deadline_ms + 1000);
+        kill(c.processes[1], SIGKILL);
+    }
     int codes[CREW_MAX] = {0};
     crew_wait(&c, codes);
     T_CHECK_MSG(codes[0] == 0, "the survivor: %d", codes[0]);
@@ -379,10 +394,20 @@ static void kill_one(work *w, void (*run)(const member *m), int32_t after_ms) {
 T_CASE(processes_survive_a_death_in_each_phase) {
     work w = work_open(&recipe, MEGAMOE_SCALE_TOKEN, gpu_count(1, 2), 8);
     w.s.deadline_ms = SLOW_DEADLINE_MS;
-    kill_one(&w, killed_before_it_counts, 300);
-    kill_one(&w, killed_before_it_dispatches, 300);
-    kill_one(&w, killed_before_it_returns_rows, 300);
-    kill_one(&w, killed_between_forwards, 300);
+    lose_one(&w, lost_before_it_counts, 300);
+    lose_one(&w, lost_before_it_dispatches, 300);
+    lose_one(&w, lost_before_it_returns_rows, 300);
+    lose_one(&w, killed_between_forwards, 300);
+    work_close(&w);
+}
+
+T_CASE(processes_survive_one_that_is_stopped_in_each_phase) {
+    work w = work_open(&recipe, MEGAMOE_SCALE_TOKEN, gpu_count(1, 2), 11);
+    w.s.deadline_ms = 1500;
+    w.signal = SIGSTOP;
+    lose_one(&w, lost_before_it_counts, 300);
+    lose_one(&w, lost_before_it_dispatches, 300);
+    lose_one(&w, lost_before_it_returns_rows, 300);
     work_close(&w);
 }
 
@@ -390,6 +415,6 @@ T_CASE(processes_survive_a_death_at_work) {
     work w = work_open(&recipe, MEGAMOE_SCALE_TOKEN, gpu_count(2, 2), 9);
     w.s.deadline_ms = SLOW_DEADLINE_MS;
     for (int i = 0; i < 5; i++)
-        kill_one(&w, killed_at_work, 50 + 7 * i);
+        lose_one(&w, killed_at_work, 50 + 7 * i);
     work_close(&w);
 }

@@ -127,7 +127,7 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_comm_custom(const megamoe_boo
  * Ranks without memory in common, whose messages the caller carries. CPU devices only: tokens are
  * sent to the ranks of their experts and their rows back, in two exchanges for each forward after
  * one of counts. The bits are those of one rank. What the transport does not notice of a death ends
- * with a deadline, and experts cannot be placed anew (megamoe_layer_place).
+ * with a deadline. megamoe_layer_place sends experts in such exchanges too.
  */
 typedef struct megamoe_transport {
     size_t struct_size;
@@ -151,8 +151,8 @@ typedef struct megamoe_transport {
 } megamoe_transport;
 
 /*
- * The functions are called by the threads that create workspaces and compute forwards, one call at
- * a time for each communicator.
+ * The functions are called by the threads that make collective calls and compute forwards, one call
+ * at a time for each communicator.
  * Owns: `transport` is copied; its `close` is called with the communicator's, or before a failure
  * is returned, unless that is of an argument. The caller closes *comm. Blocks until all ranks have
  * come.

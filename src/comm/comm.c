@@ -267,6 +267,10 @@ bool mm_comm_by_messages(const megamoe_comm *comm) {
     return comm->by_messages;
 }
 
+int32_t mm_comm_creation_deadline(const megamoe_comm *comm) {
+    return comm->creation_deadline_ms;
+}
+
 bool mm_comm_aborted(const megamoe_comm *comm) {
     int32_t rank;
     return mm_alarm_look(comm->alarm, &rank) != MM_ALARM_NONE;

@@ -53,6 +53,9 @@ bool mm_comm_in_processes(const megamoe_comm *comm);
 /* Ranks have no memory in common at all: the caller carries what they tell each other. */
 bool mm_comm_by_messages(const megamoe_comm *comm);
 
+/* How long a step of a collective creation may take. */
+int32_t mm_comm_creation_deadline(const megamoe_comm *comm);
+
 /*
  * Collective, for such ranks: mm_messages_exchange, and an allgather with a time of its own. After
  * a failure the communicator is aborted.

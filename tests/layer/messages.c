@@ -11,10 +11,12 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include "layer/layer.h"
+
 #include "../comm/crew.h"
 #include "fixture.h"
 
-enum { EXPERTS = 8, RANKS = 4, TOKENS_HERE = 29, BOX_BYTES = 1 << 20 };
+enum { EXPERTS = 8, RANKS = 4, TOKENS_HERE = 29, BOX_BYTES = 1 << 20, SPOILT_BEFORE_END = 200 };
 
 /* ---- the post office ---- */
 
@@ -28,6 +30,7 @@ typedef struct counter {
     office *office;
     int32_t rank, size;
     int closes;
+    bool spoils; /* the last byte of what it sends to each rank */
     bool delays; /* now and then, before a message */
     t_random random;
     int falls_in, signal; /* raised before so many more messages; 0: none */
@@ -70,6 +73,8 @@ static int all_to_all(void *user, const void *send, const size_t *send_bytes,
         o->bytes[c->rank][r] = send_bytes[r];
         memcpy(o->boxes[c->rank] + used, (const uint8_t *)send + send_offsets[r], send_bytes[r]);
         used += send_bytes[r];
+        if (c->spoils && send_bytes[r])
+            o->boxes[c->rank][used - SPOILT_BEFORE_END] ^= 1;
     }
     int error = gather_all(c, until);
     for (int32_t r = 0; r < c->size && error == 0; r++) {
@@ -217,7 +222,6 @@ static void compute_shares(const member *m) {
     T_OK(forward(&r, &none, sc->y));
     int64_t loads[EXPERTS];
     T_OK(megamoe_layer_loads(r.comm, r.layer, loads, EXPERTS));
-    T_STATUS(megamoe_layer_place(r.comm, r.layer, NULL), MEGAMOE_EUNSUPPORTED);
     close_rank(&c, &r);
 }
 
@@ -242,6 +246,113 @@ T_CASE(messages_give_the_bits_of_one_rank) {
         close_scene(&sc);
         model_close(&m);
     }
+}
+
+/* ---- placing ---- */
+
+enum { PHYSICAL = 11, ROUNDS = 6 };
+
+static void random_map(t_random *random, int32_t map[PHYSICAL]) {
+    for (int32_t p = 0; p < PHYSICAL; p++)
+        map[p] = p < EXPERTS ? p : (int32_t)t_below(random, EXPERTS);
+    for (int32_t p = PHYSICAL - 1; p > 0; p--) {
+        const int32_t other = (int32_t)t_below(random, (uint32_t)p + 1), held = map[p];
+        map[p] = map[other];
+        map[other] = held;
+    }
+}
+
+static megamoe_status place(rank *r, const int32_t *map) {
+    megamoe_placement placement = MEGAMOE_INIT(megamoe_placement);
+    placement.physical_to_logical = map;
+    placement.physical_experts = PHYSICAL;
+    return megamoe_layer_place(r->comm, r->layer, &placement);
+}
+
+static void place_and_compute(const member *m) {
+    const scene *sc = m->argument;
+    counter c;
+    rank r;
+    int32_t map[PHYSICAL];
+    t_random random = t_random_start(50); /* the same on all ranks */
+    open_rank(m, sc, &c, &r);
+    for (int round = 0; round < ROUNDS; round++) {
+        mm_place_window_bytes = round % 2 ? 1 : 64 << 20; /* one expert at a time, or all */
+        T_OK(forward(&r, &sc->b, sc->y));
+        int64_t loads[EXPERTS], routes = 0, want = 0;
+        T_OK(megamoe_layer_loads(r.comm, r.layer, loads, EXPERTS));
+        for (int32_t e = 0; e < EXPERTS; e++)
+            routes += loads[e];
+        for (int64_t i = 0; i < sc->b.tokens * TOPK; i++)
+            want += sc->b.ids[i] >= 0;
+        T_EQ_INT(routes, want);
+        random_map(&random, map);
+        T_OK(place(&r, map));
+    }
+    /* What fails on one rank is refused on all, which go on as before. */
+    if (m->rank == 0)
+        map[0] = EXPERTS;
+    T_STATUS(place(&r, map), m->rank == 0 ? MEGAMOE_EINVAL : MEGAMOE_EPEER);
+    T_CONTAINS(megamoe_last_error(), "physical_to_logical[0] is 8");
+    int32_t mine = 0, all[CREW_MAX];
+    T_OK(megamoe_comm_allgather(r.comm, &mine, all, sizeof mine)); /* y is shared */
+    if (m->rank == 0)
+        memset(sc->y, 0xFF, TOKENS_HERE * HIDDEN * sizeof *sc->y);
+    T_OK(megamoe_comm_allgather(r.comm, &mine, all, sizeof mine));
+    T_OK(forward(&r, &sc->b, sc->y));
+    close_rank(&c, &r);
+}
+
+T_CASE(experts_move_by_messages) {
+    static const int32_t ranks[] = {1, 2, 3, 4, 8};
+    static const int32_t replicas[PHYSICAL] = {3, 0, 3, 1, 2, 4, 7, 5, 6, 3, 0};
+    t_random random = t_random_start(5);
+    for (int i = 0; i < 5; i++) {
+        model m = open_model(i % 2 ? MEGAMOE_FORMAT_NVFP4 : MEGAMOE_FORMAT_MXFP4, &random);
+        scene sc = open_scene(&m, &random);
+        sc.s = (setup){.weights = m.weights};
+        uint16_t want[TOKENS_HERE * HIDDEN];
+        run_once(&sc.s, &sc.b, want);
+        sc.s.options.physical_to_logical = replicas;
+        sc.s.options.physical_experts = PHYSICAL;
+        crew_run(ranks[i], place_and_compute, &sc);
+        T_EQ_MEM(sc.y, want, sizeof want);
+        close_scene(&sc);
+        model_close(&m);
+    }
+}
+
+/* An expert that is spoiled on its way: its rank says so, and all keep what they have. */
+static void spoil_and_compute(const member *m) {
+    static const int32_t map[PHYSICAL] = {7, 6, 5, 4, 3, 2, 1, 0, 1, 2, 3};
+    const scene *sc = m->argument;
+    counter c;
+    rank r;
+    open_rank(m, sc, &c, &r);
+    c.spoils = m->rank == 1;
+    T_STATUS(place(&r, map), m->rank == 0 ? MEGAMOE_ECHECK : MEGAMOE_EPEER);
+    T_CONTAINS(megamoe_last_error(), "has not arrived from rank 1 as it was sent");
+    c.spoils = false;
+    T_OK(forward(&r, &sc->b, sc->y));
+    T_OK(place(&r, map));
+    T_OK(forward(&r, &sc->b, sc->y));
+    close_rank(&c, &r);
+}
+
+T_CASE(a_spoilt_expert_is_refused) {
+    static const int32_t twice[PHYSICAL] = {0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2};
+    t_random random = t_random_start(6);
+    model m = open_model(MEGAMOE_FORMAT_MXFP4, &random);
+    scene sc = open_scene(&m, &random);
+    sc.s = (setup){.weights = m.weights};
+    uint16_t want[TOKENS_HERE * HIDDEN];
+    run_once(&sc.s, &sc.b, want);
+    sc.s.options.physical_to_logical = twice;
+    sc.s.options.physical_experts = PHYSICAL;
+    crew_run(2, spoil_and_compute, &sc);
+    T_EQ_MEM(sc.y, want, sizeof want);
+    close_scene(&sc);
+    model_close(&m);
 }
 
 static void compute_late(const member *m) {

@@ -101,6 +101,17 @@ static void compute(megamoe_comm *comm, const megamoe_weights *from, uint16_t *y
     CHECK(megamoe_layer_create(comm, device, from, NULL, &layer));
     CHECK(megamoe_workspace_create(comm, device, &shape, &capacity, &workspace));
     CHECK(megamoe_stage(workspace, &vx, &vi, &vw, n, NULL));
+    /* Twice: before and after its experts have changed places. */
+    CHECK(megamoe_forward(layer, workspace, &vy, NULL));
+    CHECK(megamoe_workspace_status(workspace, NULL));
+    int32_t reversed[EXPERTS];
+    for (int32_t e = 0; e < EXPERTS; e++)
+        reversed[e] = EXPERTS - 1 - e;
+    megamoe_placement placement = MEGAMOE_INIT(megamoe_placement);
+    placement.physical_to_logical = reversed;
+    placement.physical_experts = EXPERTS;
+    CHECK(megamoe_layer_place(comm, layer, &placement));
+    memset(y + first * HIDDEN, 0xFF, (size_t)n * HIDDEN * sizeof *y);
     CHECK(megamoe_forward(layer, workspace, &vy, NULL));
     CHECK(megamoe_workspace_status(workspace, NULL));
     megamoe_workspace_close(workspace);

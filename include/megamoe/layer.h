@@ -30,7 +30,7 @@
  *     captured in a graph; without it they may not. A capture fixes n_tokens, the pointers, the
  *     workspace and the layer, which stay open until the last replay; the buffers' contents are
  *     those of each replay. A forward captured without its stage computes what was staged last,
- *     which must have the same n_tokens.
+ *     which must have the same n_tokens. Experts may change places between replays (placement.h).
  *   - Ranks are on one GPU or on several that have peer access to each other, as over NVLink.
  *     Folded ranks on one GPU run in one launch. Others launch on streams of their own, which do
  *     not wait for the default stream, and wait for each other inside: where ranks that are threads
@@ -79,7 +79,7 @@ typedef struct megamoe_layer_options {
      * Placement: physical expert p holds the logical expert physical_to_logical[p]; every logical
      * expert has at least one physical. Rank r owns the r-th contiguous part of the physical
      * experts, the first (physical_experts mod ranks) parts one longer. A token uses replica
-     * (rank + token) mod count. NULL: physical = logical.
+     * (rank + token) mod count. NULL: physical = logical. CUDA: at most 1024 physical.
      */
     const int32_t *physical_to_logical;
     int32_t physical_experts;

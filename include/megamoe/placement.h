@@ -10,7 +10,12 @@
  * Workspaces stay as they are: their shape.physical_experts is the number of physical experts of
  * every map they are used with.
  *
- * Layers of CPU devices only; those of CUDA devices give MEGAMOE_EUNSUPPORTED, create them anew.
+ * On a CUDA device
+ *   - these calls wait for what is enqueued there, so let all ranks enqueue their forwards first.
+ *   - Graphs with forwards of a layer that was created with a map (physical = logical, written out,
+ *     is one too) follow its placement as long as ranks and number of physical experts stay the
+ *     same. Others have to be captured again: a replay is refused on all ranks, an agreed
+ *     MEGAMOE_ESTATE that leaves y unwritten.
  */
 #ifndef MEGAMOE_PLACEMENT_H
 #define MEGAMOE_PLACEMENT_H
@@ -26,8 +31,9 @@ extern "C" {
 
 /*
  * Routes that the physical experts of this rank have received from this layer, in their order, in
- * all forwards on all workspaces since the layer was created, placed or last reset. n must be the
- * number of physical experts of this rank. Thread: any, also during a forward.
+ * all forwards on all workspaces since the layer was created, placed or last reset; replays of
+ * graphs count too. n must be the number of physical experts of this rank. Thread: any, also during
+ * a forward. Returns: MEGAMOE_EINVAL, MEGAMOE_EDEVICE.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_layer_receive_counts(const megamoe_layer *layer,
                                                                         int64_t *counts, int32_t n);
@@ -38,7 +44,7 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_layer_reset_counts(megamoe_la
 /*
  * Collective: the same counts, added up over all ranks and replicas, for each logical expert.
  * `experts` must be their number. The counts stay. Not for folded communicators.
- * Returns: MEGAMOE_EINVAL, MEGAMOE_EUNSUPPORTED, or as megamoe_comm_allgather.
+ * Returns: MEGAMOE_EINVAL, MEGAMOE_EDEVICE, or as megamoe_comm_allgather.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_layer_loads(megamoe_comm *comm,
                                                                const megamoe_layer *layer,
@@ -87,13 +93,22 @@ typedef struct megamoe_placement {
  * port that a rank which was taken for dead does not have, place their layers over it, and create
  * new workspaces. Every expert must be held by one of them, or be in the weights that one brings.
  *
- * On all ranks it succeeds, or the layer stays as it was; counts are zero after a success. Memory
- * is needed for old and new experts together, and some for those on their way. Blocks, between two
- * steps no longer than the creation deadline of `comm`. Not for folded communicators.
+ * On all ranks it succeeds, or the layer stays as it was; counts are zero after a success. But
+ * where a rank is lost in the last step, others may have the new placement already: survivors place
+ * theirs again, whatever each holds. A GPU that fails in the last step leaves a layer whose
+ * forwards are refused.
+ *
+ * On the CPU memory is needed for old and new experts together; on a GPU for old ones and those
+ * that change places, or for both where the number of physical experts changes. Experts on their
+ * way take up to 64 MiB of host memory on each rank, twice that by messages, and at least one
+ * expert each. Blocks, between two steps no longer than the creation deadline of `comm`.
+ *
+ * Not for folded communicators. Layers of folded ranks are placed by as many threads, over
+ * megamoe_comm_threads of as many ranks.
  * Returns: MEGAMOE_EINVAL (maps or layers that differ between ranks, weights of another layer),
  * MEGAMOE_ENOTFOUND (experts that no rank holds: they are listed), MEGAMOE_ECHECK (an expert has
- * not arrived as it was sent), MEGAMOE_EINEXACT, MEGAMOE_EUNSUPPORTED, MEGAMOE_ENOMEM,
- * MEGAMOE_EPEER, MEGAMOE_ETIMEDOUT.
+ * not arrived as it was sent), MEGAMOE_EINEXACT, MEGAMOE_ENOMEM, MEGAMOE_EDEVICE, MEGAMOE_EPEER,
+ * MEGAMOE_ETIMEDOUT.
  */
 MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_layer_place(megamoe_comm *comm,
                                                                megamoe_layer *layer,

@@ -69,6 +69,12 @@ void mm_cuda_found_describe(const mm_cuda_workspace *ws, const mm_cuda_found *fo
                  "the layer of rank %d has other options or another expert map than that of rank 0",
                  found->rank);
         break;
+    case MEGAMOE_ESTATE:
+        snprintf(detail->message, sizeof detail->message,
+                 "the layer of rank %d has been placed anew since its forward was captured, which "
+                 "has to be done again, or placing it has failed",
+                 found->rank);
+        break;
     case MEGAMOE_ECAPACITY:
         detail->value = found->value;
         snprintf(detail->message, sizeof detail->message,

@@ -272,7 +272,8 @@ static mm_cuda_rank rank_of(const mm_cuda_call *call) {
         .hidden_scales = buffer(ws, l->hidden_scales),
         .y = call->y ? call->y->data : NULL,
         .y_stride = call->y ? mm_view_stride(call->y, ws->shape.hidden) : 0,
-        .key = layer->key,
+        .layer = pointer(layer->tables),
+        .form = layer->form,
     };
 }
 

@@ -24,22 +24,72 @@ typedef struct mm_cuda_layer {
     const mm_placement *placement; /* borrowed from the layer */
     uint64_t key;                  /* equal on ranks whose options and expert maps are equal */
     mm_cuda_device *device;
-    uint64_t blobs;          /* device memory [placement->local][layout.blob_bytes] */
-    uint64_t decode_table;   /* device memory */
-    uint64_t replica_starts; /* device memory [logical + 1]; 0: physical = logical */
-    uint64_t replicas;       /* device memory [physical] */
+    bool mapped;   /* kernels look the expert map up, also while it says physical = logical */
+    uint32_t form; /* as in mm_cuda_layer_words */
+    /* Device memory: */
+    uint64_t blobs; /* [placement->local][layout.blob_bytes] */
+    uint64_t decode_table;
+    uint64_t tables;         /* mm_cuda_layer_words, then room for a map; they stay there */
+    uint64_t replica_starts; /* [logical + 1]; 0: not mapped */
+    uint64_t replicas;       /* [physical] */
 } mm_cuda_layer;
 
 /*
- * Allocates device memory for the layer whose desc, layout, placement, device are set, and uploads
- * decode table and expert map. Blobs are uploaded one by one.
+ * Allocates device memory for the layer whose desc, layout, placement, key, device are set, and
+ * uploads decode table and expert map; `mapped` may ask for one. Blobs are uploaded one by one.
  */
 MEGAMOE_CHECKED megamoe_status mm_cuda_layer_open(mm_cuda_layer *layer);
 /* Blocks until `blob` may be reused. */
 MEGAMOE_CHECKED megamoe_status mm_cuda_layer_upload(mm_cuda_layer *layer, int32_t local,
                                                     const uint8_t *blob);
+MEGAMOE_CHECKED megamoe_status mm_cuda_layer_download(const mm_cuda_layer *layer, int32_t local,
+                                                      uint8_t *blob);
 /* Accepts a half-opened layer. */
 void mm_cuda_layer_close(mm_cuda_layer *layer);
+
+/* Routes that each local expert has received in all forwards. Both wait for the device. */
+MEGAMOE_CHECKED megamoe_status mm_cuda_layer_received(const mm_cuda_layer *layer, int64_t *counts);
+MEGAMOE_CHECKED megamoe_status mm_cuda_layer_clear_received(const mm_cuda_layer *layer);
+
+/* Waits for the device. */
+MEGAMOE_CHECKED megamoe_status mm_cuda_layer_settle(const mm_cuda_layer *layer);
+
+/*
+ * What a layer is to be once its experts are placed anew. Where it is to have the same physical
+ * experts, as many of as many ranks, only those that change places are made, and move into the
+ * memory of the layer in the end: graphs with its forwards stay as they are. Else all are made, and
+ * their memory becomes that of the layer.
+ */
+typedef struct mm_cuda_successor {
+    const mm_placement *placement; /* borrowed */
+    bool in_place;
+    int32_t *places; /* [placement->local]: in `blobs`; -1: the local expert stays where it is */
+    uint64_t blobs;  /* device memory */
+} mm_cuda_successor;
+
+/* Local. Owns: mm_cuda_successor_close, which accepts a half-opened one and one that is zero. */
+MEGAMOE_CHECKED megamoe_status mm_cuda_successor_open(const mm_cuda_layer *layer,
+                                                      const mm_placement *placement,
+                                                      mm_cuda_successor *successor);
+void mm_cuda_successor_close(const mm_cuda_layer *layer, mm_cuda_successor *successor);
+
+bool mm_cuda_successor_stays(const mm_cuda_successor *successor, int32_t local);
+/* Of those that do not stay: the expert that the layer has as its local one `old`, or a blob. */
+MEGAMOE_CHECKED megamoe_status mm_cuda_successor_keep(const mm_cuda_layer *layer,
+                                                      const mm_cuda_successor *successor,
+                                                      int32_t local, int32_t old);
+MEGAMOE_CHECKED megamoe_status mm_cuda_successor_put(const mm_cuda_layer *layer,
+                                                     const mm_cuda_successor *successor,
+                                                     int32_t local, const uint8_t *blob);
+
+/*
+ * Once all are there and no forward is on its way: the layer becomes it, but for its placement,
+ * which the caller sets. Fails only with the GPU (MEGAMOE_EDEVICE); then every forward of the layer
+ * is refused.
+ */
+MEGAMOE_CHECKED megamoe_status mm_cuda_successor_install(mm_cuda_layer *layer,
+                                                         mm_cuda_successor *successor,
+                                                         uint64_t key);
 
 typedef struct mm_cuda_workspace mm_cuda_workspace;
 

@@ -66,6 +66,7 @@ megamoe_status megamoe_layer_create(megamoe_comm *comm, megamoe_device *device,
     l->device = device;
     l->desc = desc;
     l->accumulate = wanted.accumulate;
+    l->round_outside_window = wanted.round_outside_window;
     megamoe_status status;
     MM_TRY_GOTO(
         mm_placement_open(desc.experts,

@@ -21,6 +21,7 @@ struct megamoe_layer {
     megamoe_layer_desc desc;
     megamoe_accumulate accumulate;
     mm_placement placement;
+    bool round_outside_window; /* CUDA */
     size_t blob_bytes;
     union {
         mm_cpu_layer cpu;

@@ -208,7 +208,8 @@ megamoe_status mm_layer_load_cuda(megamoe_layer *layer, const megamoe_weights *w
         .weight_after_fc2 = options->weight_after_fc2,
         .layout = mm_cuda_layout_of(&layer->desc, mm_weights_nvfp4_mode(weights, options->nvfp4)),
         .placement = placement,
-        .device = layer->device->cuda};
+        .device = layer->device->cuda,
+        .mapped = options->physical_to_logical != NULL};
     cuda->key =
         mm_layer_key(layer, placement, (int32_t)cuda->layout.format, cuda->weight_after_fc2);
     layer->blob_bytes = cuda->layout.blob_bytes;

@@ -9,17 +9,6 @@
 
 enum { MAX_RANKS = 1024, MAX_PHYSICAL = 65536 };
 
-static megamoe_status check_layer(const megamoe_layer *layer, const char *what) {
-    if (!layer)
-        return mm_fail(MEGAMOE_EINVAL, "%s: layer is NULL", what);
-    if (layer->device->cuda)
-        return mm_fail(MEGAMOE_EUNSUPPORTED,
-                       "%s: layers of CUDA devices do not count what they receive; "
-                       "megamoe_workspace_receive_counts has the last forward's",
-                       what);
-    return MEGAMOE_OK;
-}
-
 void mm_layer_count(megamoe_layer *layer, const mm_cpu_workspace *workspace) {
     for (int32_t e = 0; e < layer->placement.local; e++)
         atomic_fetch_add_explicit(&layer->received[e],
@@ -27,23 +16,29 @@ void mm_layer_count(megamoe_layer *layer, const mm_cpu_workspace *workspace) {
                                   memory_order_relaxed);
 }
 
-static int64_t count_of(const megamoe_layer *layer, int32_t local) {
-    return atomic_load_explicit(&layer->received[local], memory_order_relaxed);
+static megamoe_status read_counts(const megamoe_layer *layer, int64_t *counts) {
+    if (layer->device->cuda)
+        return mm_cuda_layer_received(&layer->cuda, counts);
+    for (int32_t e = 0; e < layer->placement.local; e++)
+        counts[e] = atomic_load_explicit(&layer->received[e], memory_order_relaxed);
+    return MEGAMOE_OK;
 }
 
 megamoe_status megamoe_layer_receive_counts(const megamoe_layer *layer, int64_t *counts,
                                             int32_t n) {
-    MM_TRY(check_layer(layer, "megamoe_layer_receive_counts"));
+    if (!layer)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_layer_receive_counts: layer is NULL");
     if (!counts || n != layer->placement.local)
         return mm_fail(MEGAMOE_EINVAL, "receive counts: room for %d; this rank has %d experts",
                        counts ? n : 0, layer->placement.local);
-    for (int32_t e = 0; e < n; e++)
-        counts[e] = count_of(layer, e);
-    return MEGAMOE_OK;
+    return read_counts(layer, counts);
 }
 
 megamoe_status megamoe_layer_reset_counts(megamoe_layer *layer) {
-    MM_TRY(check_layer(layer, "megamoe_layer_reset_counts"));
+    if (!layer)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_layer_reset_counts: layer is NULL");
+    if (layer->device->cuda)
+        return mm_cuda_layer_clear_received(&layer->cuda);
     for (int32_t e = 0; e < layer->placement.local; e++)
         atomic_store_explicit(&layer->received[e], 0, memory_order_relaxed);
     return MEGAMOE_OK;
@@ -51,7 +46,8 @@ megamoe_status megamoe_layer_reset_counts(megamoe_layer *layer) {
 
 megamoe_status megamoe_layer_loads(megamoe_comm *comm, const megamoe_layer *layer, int64_t *loads,
                                    int32_t experts) {
-    MM_TRY(check_layer(layer, "megamoe_layer_loads"));
+    if (!layer)
+        return mm_fail(MEGAMOE_EINVAL, "megamoe_layer_loads: layer is NULL");
     if (!comm || !loads || experts != layer->placement.logical)
         return mm_fail(MEGAMOE_EINVAL, "loads: %s; the layer has %d experts",
                        !comm ? "comm is NULL" : "no room for one of each expert",
@@ -60,14 +56,15 @@ megamoe_status megamoe_layer_loads(megamoe_comm *comm, const megamoe_layer *laye
     const int32_t ranks = megamoe_comm_size(comm);
     const size_t bytes = (size_t)experts * sizeof *loads;
     int64_t *mine = mm_alloc(bytes), *all = mm_alloc((size_t)ranks * bytes);
-    megamoe_status status = MEGAMOE_OK;
-    if (!mine || !all) {
+    int64_t *counts = mm_alloc((size_t)placement->local * sizeof *counts);
+    megamoe_status status = mine && all && counts ? read_counts(layer, counts)
+                                                  : mm_fail(MEGAMOE_ENOMEM, "loads: out of memory");
+    if (status != MEGAMOE_OK) {
         megamoe_comm_abort(comm); /* the others wait for this rank */
-        status = mm_fail(MEGAMOE_ENOMEM, "loads: out of memory");
         goto done;
     }
     for (int32_t e = 0; e < placement->local; e++)
-        mine[placement->logical_of[placement->first + e]] += count_of(layer, e);
+        mine[placement->logical_of[placement->first + e]] += counts[e];
     MM_TRY_GOTO(megamoe_comm_allgather(comm, mine, all, bytes), done);
     for (int32_t e = 0; e < experts; e++) {
         loads[e] = 0;
@@ -77,6 +74,7 @@ megamoe_status megamoe_layer_loads(megamoe_comm *comm, const megamoe_layer *laye
 done:
     free(mine);
     free(all);
+    free(counts);
     return status;
 }
 

@@ -23,12 +23,14 @@ static megamoe_status take_map(mm_move *m, const megamoe_placement *placement) {
     megamoe_placement wanted;
     MM_TRY(mm_take_struct(&wanted, sizeof wanted, placement, "megamoe_placement"));
     const int32_t logical = m->layer->placement.logical;
+    const int32_t most =
+        m->layer->device->cuda ? (int32_t)MM_CUDA_EXPERTS_MAX : (int32_t)MAX_PHYSICAL;
     const bool mapped = wanted.physical_to_logical != NULL;
     if (mapped != (wanted.physical_experts != 0) ||
-        (mapped && (wanted.physical_experts < logical || wanted.physical_experts > MAX_PHYSICAL)))
+        (mapped && (wanted.physical_experts < logical || wanted.physical_experts > most)))
         return mm_fail(MEGAMOE_EINVAL,
                        "physical_experts is %d; expected 0 without a map, or %d..%d with one",
-                       wanted.physical_experts, logical, MAX_PHYSICAL);
+                       wanted.physical_experts, logical, most);
     if (wanted.weights)
         MM_TRY(mm_place_check_weights(m->layer, wanted.weights));
     m->weights = wanted.weights;
@@ -43,8 +45,11 @@ static void set_has(mm_place_card *card, int32_t expert) {
 static void fill_card(const mm_move *m, mm_place_card *card) {
     const megamoe_layer *layer = m->layer;
     const mm_placement *old = &layer->placement;
-    card->key = mm_layer_key(layer, &m->placement, (int32_t)layer->cpu.layout.format,
-                             layer->cpu.weight_after_fc2);
+    const bool cuda = layer->device->cuda;
+    card->key =
+        mm_layer_key(layer, &m->placement,
+                     cuda ? (int32_t)layer->cuda.layout.format : (int32_t)layer->cpu.layout.format,
+                     cuda ? layer->cuda.weight_after_fc2 : layer->cpu.weight_after_fc2);
     card->blob_bytes = layer->blob_bytes;
     for (int32_t e = 0; e < old->logical && (m->weights || layer->mapped.data); e++)
         set_has(card, e);
@@ -135,6 +140,13 @@ static megamoe_status compare(const mm_move *m) {
 
 /* ---- the whole ---- */
 
+/* What this rank brings; no forward of it is on its way any more. */
+static megamoe_status prepare(mm_move *m, const megamoe_placement *placement) {
+    if (m->layer->device->cuda)
+        MM_TRY(mm_cuda_layer_settle(&m->layer->cuda));
+    return take_map(m, placement);
+}
+
 static megamoe_status begin(mm_move *m) {
     if (m->slots > 0)
         MM_TRY(mm_place_open_passing(m));
@@ -147,8 +159,8 @@ static megamoe_status place(mm_move *m) {
     MM_TRY(mm_meeting_outcome(m->comm, what, begin(m)));
     if (m->slots > 0)
         MM_TRY(mm_place_pass(m));
-    mm_place_commit(m);
-    return MEGAMOE_OK;
+    const megamoe_status status = mm_place_commit(m);
+    return m->layer->device->cuda ? mm_meeting_outcome(m->comm, what, status) : status;
 }
 
 static void close_move(mm_move *m) {
@@ -163,11 +175,6 @@ megamoe_status megamoe_layer_place(megamoe_comm *comm, megamoe_layer *layer,
                                    const megamoe_placement *placement) {
     if (!comm || !layer)
         return mm_fail(MEGAMOE_EINVAL, "megamoe_layer_place: %s is NULL", comm ? "layer" : "comm");
-    if (layer->device->cuda)
-        return mm_fail(MEGAMOE_EUNSUPPORTED,
-                       "%s: not of a layer on a CUDA device; create it anew "
-                       "with the map",
-                       what);
     if (mm_comm_folded(comm))
         return mm_fail(MEGAMOE_EINVAL,
                        "%s: one thread drives all ranks of a folded communicator, so they cannot "
@@ -179,7 +186,7 @@ megamoe_status megamoe_layer_place(megamoe_comm *comm, megamoe_layer *layer,
                  .ranks = megamoe_comm_size(comm),
                  .window = {.fd = -1}};
     mm_place_card card = {.key = 0};
-    const megamoe_status taken = take_map(&m, placement);
+    const megamoe_status taken = prepare(&m, placement);
     mm_outcome_set(&card.outcome, taken);
     if (taken == MEGAMOE_OK)
         fill_card(&m, &card);
@@ -188,6 +195,10 @@ megamoe_status megamoe_layer_place(megamoe_comm *comm, megamoe_layer *layer,
         m.cards = mm_meeting_parts(comm, m.meeting);
         status = place(&m);
     }
+    const bool met = m.meeting;
     close_move(&m);
+    /* Freeing waits for the GPU, which may be another rank's too: nobody launches before. */
+    if (met && layer->device->cuda)
+        MM_TRY(mm_meeting_outcome(comm, what, MEGAMOE_OK));
     return status;
 }

@@ -57,9 +57,11 @@ typedef struct mm_move {
     int32_t *passing;     /* [slots]: scratch */
 
     /* place_experts.c */
-    uint8_t *blobs;            /* CPU: [placement.local], to be; NULL where a file is mapped */
-    mm_cpu_expert *experts;    /* CPU: [placement.local], to be */
-    _Atomic int64_t *received; /* CPU: [placement.local], to be */
+    mm_cuda_successor successor; /* CUDA */
+    uint8_t *packed;             /* CUDA: one expert, scratch */
+    uint8_t *blobs;              /* CPU: [placement.local], to be; NULL where a file is mapped */
+    mm_cpu_expert *experts;      /* CPU: [placement.local], to be */
+    _Atomic int64_t *received;   /* CPU: [placement.local], to be */
 } mm_move;
 
 static inline bool mm_place_has(const mm_place_card *card, int32_t expert) {
@@ -106,7 +108,9 @@ MEGAMOE_CHECKED megamoe_status mm_place_read(const mm_move *m, int32_t expert, u
 MEGAMOE_CHECKED megamoe_status mm_place_take(const mm_move *m, int32_t local,
                                              const mm_place_slot *slot);
 
-/* The layer is the new one from here on. Cannot fail. */
-void mm_place_commit(mm_move *m);
+/*
+ * The layer is the new one from here on. Fails only with a GPU, as mm_cuda_successor_install says.
+ */
+MEGAMOE_CHECKED megamoe_status mm_place_commit(mm_move *m);
 
 #endif

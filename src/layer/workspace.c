@@ -13,7 +13,6 @@ enum {
     MAX_DIMENSION = 1 << 20,
     MAX_EXPERTS = 65536,
     MAX_TOKENS = 1 << 24,
-    CUDA_MAX_EXPERTS = 1024,
     CUDA_MAX_TOPK = 16,
     DEFAULT_DEADLINE_MS = 30000
 };
@@ -37,10 +36,10 @@ static megamoe_status check_cuda_limits(const megamoe_shape *shape, const megamo
     if (shape->topk > CUDA_MAX_TOPK)
         return mm_fail(MEGAMOE_EINVAL, "workspace: shape.topk is %d; on CUDA devices it is 1..%d",
                        shape->topk, CUDA_MAX_TOPK);
-    if (shape->physical_experts > CUDA_MAX_EXPERTS)
+    if (shape->physical_experts > MM_CUDA_EXPERTS_MAX)
         return mm_fail(MEGAMOE_EINVAL,
                        "workspace: %d physical experts; on CUDA devices there are 1..%d",
-                       shape->physical_experts, CUDA_MAX_EXPERTS);
+                       shape->physical_experts, MM_CUDA_EXPERTS_MAX);
     return MEGAMOE_OK;
 }
 

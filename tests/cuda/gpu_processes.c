@@ -411,6 +411,122 @@ T_CASE(processes_survive_one_that_is_stopped_in_each_phase) {
     work_close(&w);
 }
 
+/* ---- placing ---- */
+
+enum { PHYSICAL = 17 };
+
+static void random_map(t_random *random, int32_t map[PHYSICAL]) {
+    for (int32_t p = 0; p < PHYSICAL; p++)
+        map[p] = p < EXPERTS ? p : (int32_t)t_below(random, EXPERTS);
+    for (int32_t p = PHYSICAL - 1; p > 0; p--) {
+        const int32_t other = (int32_t)t_below(random, (uint32_t)p + 1), held = map[p];
+        map[p] = map[other];
+        map[other] = held;
+    }
+}
+
+static megamoe_status place(gpu_rank *g, const int32_t *map, const megamoe_weights *weights) {
+    megamoe_placement placement = MEGAMOE_INIT(megamoe_placement);
+    placement.physical_to_logical = map;
+    placement.physical_experts = map ? PHYSICAL : 0;
+    placement.weights = weights;
+    return megamoe_layer_place(g->r.comm, g->r.layer, &placement);
+}
+
+static void compute_and_place(const member *m) {
+    const work *w = m->argument;
+    gpu_rank g;
+    member_open(m, &g);
+    t_random random = t_random_start(90); /* the same on all ranks */
+    uint16_t *y = gpu_rows(&w->b[0]);
+    int32_t map[PHYSICAL];
+    for (int32_t i = 0; i < w->forwards; i++) {
+        const batch *b = &w->b[i % BATCHES];
+        int64_t first, loads[EXPERTS], routes = 0, want = 0;
+        const batch part = share_of(b, m->rank, m->size, &first);
+        gpu_rank_stage(&g, &part);
+        T_OK(gpu_rank_forward(&g));
+        gpu_rank_result(&g, y);
+        T_OK(megamoe_workspace_status(g.r.workspace, NULL));
+        T_REQUIRE(gpu_same(y, w->want[i % BATCHES] + first * HIDDEN, &part,
+                           "rank %d of %d, forward %d", m->rank, m->size, i));
+        T_OK(megamoe_layer_loads(g.r.comm, g.r.layer, loads, EXPERTS));
+        for (int32_t e = 0; e < EXPERTS; e++)
+            routes += loads[e];
+        for (int64_t k = 0; k < b->tokens * TOPK; k++)
+            want += b->ids[k] >= 0;
+        T_EQ_INT(routes, want);
+        random_map(&random, map);
+        T_OK(place(&g, map, NULL));
+    }
+    free(y);
+    member_close(&g);
+}
+
+static void check_placing(int32_t gpus, int32_t ranks, int32_t max_ctas, uint64_t stream) {
+    work w = work_open(&recipe_nvfp4, MEGAMOE_SCALE_BLOCK, gpus, stream);
+    t_random random = t_random_start(91);
+    int32_t map[PHYSICAL];
+    random_map(&random, map);
+    w.max_ctas = max_ctas;
+    w.s.options.physical_to_logical = map;
+    w.s.options.physical_experts = PHYSICAL;
+    crew_run(ranks, compute_and_place, &w);
+    work_close(&w);
+}
+
+T_CASE(processes_move_experts_on_one_gpu) {
+    (void)gpu_count(1, 1);
+    check_placing(1, 2, 64, 11);
+}
+
+T_CASE(processes_move_experts_on_two_gpus) {
+    (void)gpu_count(2, 2);
+    check_placing(2, 2, 0, 12);
+    check_placing(2, 4, 64, 13);
+}
+
+/* Rank 0 goes on alone, with its layer and what it lacks from weights. */
+static void go_on(const member *m) {
+    const work *w = m->argument;
+    gpu_rank g;
+    member_open(m, &g);
+    int64_t first;
+    const batch part = share_of(&w->b[0], m->rank, m->size, &first);
+    gpu_rank_stage(&g, &part);
+    T_OK(gpu_rank_forward(&g));
+    gpu_rank_wait(&g);
+    if (m->rank == 1)
+        await_death(m);
+    T_OK(gpu_rank_forward(&g));
+    be_ready(m);
+    gpu_rank_wait(&g);
+    T_STATUS(megamoe_workspace_status(g.r.workspace, NULL), MEGAMOE_EPEER);
+    megamoe_workspace_close(g.r.workspace);
+    g.r.workspace = NULL;
+    megamoe_comm_close(g.r.comm);
+    T_OK(megamoe_comm_self(&g.r.comm));
+    T_STATUS(place(&g, NULL, NULL), MEGAMOE_ENOTFOUND);
+    T_CONTAINS(megamoe_last_error(), "logical experts 6, 7, 8, 9, 10: held by no rank");
+    T_OK(place(&g, NULL, w->m.weights));
+    T_OK(megamoe_workspace_create(g.r.comm, g.r.device, &g.r.shape, &g.r.capacity, &g.r.workspace));
+    uint16_t *y = gpu_rows(&w->b[0]);
+    gpu_rank_stage(&g, &w->b[0]);
+    T_OK(gpu_rank_forward(&g));
+    gpu_rank_result(&g, y);
+    T_OK(megamoe_workspace_status(g.r.workspace, NULL));
+    gpu_same(y, w->want[0], &w->b[0], "alone");
+    free(y);
+    member_close(&g);
+}
+
+T_CASE(processes_go_on_without_a_rank) {
+    work w = work_open(&recipe, MEGAMOE_SCALE_TOKEN, gpu_count(1, 2), 14);
+    w.s.deadline_ms = SLOW_DEADLINE_MS;
+    lose_one(&w, go_on, 300);
+    work_close(&w);
+}
+
 T_CASE(processes_survive_a_death_at_work) {
     work w = work_open(&recipe, MEGAMOE_SCALE_TOKEN, gpu_count(2, 2), 9);
     w.s.deadline_ms = SLOW_DEADLINE_MS;

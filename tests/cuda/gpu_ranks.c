@@ -74,7 +74,8 @@ void gpu_rank_open(gpu_rank *g, const setup *s, int32_t ordinal, int32_t max_cta
                                .intermediate = desc.intermediate,
                                .experts = desc.experts,
                                .topk = s->topk,
-                               .input_scale = s->input_scale};
+                               .input_scale = s->input_scale,
+                               .physical_experts = s->options.physical_experts};
     r->capacity = (megamoe_capacity){.struct_size = sizeof r->capacity,
                                      .tokens = s->tokens,
                                      .pool_rows = s->pool_rows,

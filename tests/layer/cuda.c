@@ -16,10 +16,11 @@ static void check_nothing_open(void) {
     T_EQ_INT(fake.devices, 0);
     T_EQ_INT(fake.layers, 0);
     T_EQ_INT(fake.workspaces, 0);
+    T_EQ_INT(fake.memories, 0);
 }
 
 static setup on_cuda(const fixture *x) {
-    fake = (fake_cuda){0};
+    fake_start();
     return (setup){.weights = x->m.weights, .device = "cuda"};
 }
 
@@ -108,22 +109,6 @@ T_CASE(weights_prepared_for_the_cpu) {
     T_CONTAINS(megamoe_last_error(), "prepared for device \"cpu\" and this one is \"cuda\"");
     fleet_close(&f);
     megamoe_weights_close(prepared);
-    check_nothing_open();
-    close_fixture(x);
-}
-
-/* Experts of a GPU stay where they are, and it does not count over forwards. */
-T_CASE(placing_is_refused) {
-    fixture *x = open_fixture(34);
-    const setup s = on_cuda(x);
-    fleet f = fleet_open(&s);
-    int64_t counts[8] = {0};
-    T_STATUS(megamoe_layer_place(f.rank[0].comm, f.rank[0].layer, NULL), MEGAMOE_EUNSUPPORTED);
-    T_CONTAINS(megamoe_last_error(), "a CUDA device; create it anew");
-    T_STATUS(megamoe_layer_receive_counts(f.rank[0].layer, counts, 4), MEGAMOE_EUNSUPPORTED);
-    T_STATUS(megamoe_layer_reset_counts(f.rank[0].layer), MEGAMOE_EUNSUPPORTED);
-    T_STATUS(megamoe_layer_loads(f.rank[0].comm, f.rank[0].layer, counts, 4), MEGAMOE_EUNSUPPORTED);
-    fleet_close(&f);
     check_nothing_open();
     close_fixture(x);
 }

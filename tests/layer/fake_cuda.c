@@ -40,28 +40,117 @@ FAKE(void, mm_cuda_close, mm_cuda_device *device) {
     free(device);
 }
 
+FAKE(megamoe_status, mm_cuda_enter, const mm_cuda_device *device, CUcontext *previous) {
+    T_CHECK(device);
+    *previous = NULL;
+    return MEGAMOE_OK;
+}
+
+FAKE(void, mm_cuda_leave, CUcontext previous) {
+    T_CHECK(!previous);
+}
+
+/* ---- the driver ---- */
+
+/* Whether this is the call that fails. */
+static bool counts_down(int32_t *calls) {
+    pthread_mutex_lock(&lock);
+    const bool fails = *calls == 1;
+    *calls -= *calls > 0;
+    pthread_mutex_unlock(&lock);
+    return fails;
+}
+
+static void *memory_of(CUdeviceptr address) {
+    return (void *)(uintptr_t)address;
+}
+
+static CUresult allocate(CUdeviceptr *address, size_t bytes) {
+    if (counts_down(&fake.allocations_until_failure))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    void *memory = malloc(bytes);
+    if (!memory)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    memset(memory, 0xA5, bytes);
+    *address = (CUdeviceptr)(uintptr_t)memory;
+    add(&fake.memories, 1);
+    return CUDA_SUCCESS;
+}
+
+static CUresult release(CUdeviceptr address) {
+    free(memory_of(address));
+    add(&fake.memories, -1);
+    return CUDA_SUCCESS;
+}
+
+static CUresult to_device(CUdeviceptr to, const void *from, size_t bytes) {
+    memcpy(memory_of(to), from, bytes);
+    return CUDA_SUCCESS;
+}
+
+static CUresult to_host(void *to, CUdeviceptr from, size_t bytes) {
+    memcpy(to, memory_of(from), bytes);
+    return CUDA_SUCCESS;
+}
+
+static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    T_CHECK(!stream);
+    if (counts_down(&fake.copies_until_failure))
+        return CUDA_ERROR_INVALID_VALUE;
+    memcpy(memory_of(to), memory_of(from), bytes);
+    return CUDA_SUCCESS;
+}
+
+static CUresult fill(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+    T_CHECK(!stream);
+    memset(memory_of(to), value, bytes);
+    return CUDA_SUCCESS;
+}
+
+static CUresult synchronize(void) {
+    return CUDA_SUCCESS;
+}
+
+static CUresult say(CUresult result, const char **text) {
+    *text = result == CUDA_ERROR_OUT_OF_MEMORY ? "no memory" : "as the fake says";
+    return CUDA_SUCCESS;
+}
+
+void fake_start(void) {
+    fake = (fake_cuda){0};
+    mm_cu = (mm_cuda_driver){.cuMemAlloc = allocate,
+                             .cuMemFree = release,
+                             .cuMemcpyHtoD = to_device,
+                             .cuMemcpyDtoH = to_host,
+                             .cuMemcpyDtoDAsync = copy,
+                             .cuMemsetD8Async = fill,
+                             .cuCtxSynchronize = synchronize,
+                             .cuGetErrorName = say,
+                             .cuGetErrorString = say};
+}
+
 /* ---- layers ---- */
 
-/* Its `blobs` are host memory. */
+megamoe_status __real_mm_cuda_layer_open(mm_cuda_layer *layer);
+megamoe_status __real_mm_cuda_layer_upload(mm_cuda_layer *layer, int32_t local,
+                                           const uint8_t *blob);
+void __real_mm_cuda_layer_close(mm_cuda_layer *layer);
+
 FAKE(megamoe_status, mm_cuda_layer_open, mm_cuda_layer *layer) {
     add(&fake.layers, 1);
-    void *blobs = calloc((size_t)layer->placement->local + 1, layer->layout.blob_bytes);
-    layer->blobs = (uint64_t)(uintptr_t)blobs;
-    return T_CHECK(blobs) ? MEGAMOE_OK : MEGAMOE_ENOMEM;
+    return __real_mm_cuda_layer_open(layer);
 }
 
 FAKE(megamoe_status, mm_cuda_layer_upload, mm_cuda_layer *layer, int32_t local,
      const uint8_t *blob) {
     T_CHECK(local >= 0 && local < layer->placement->local);
-    memcpy((uint8_t *)(uintptr_t)layer->blobs + (size_t)local * layer->layout.blob_bytes, blob,
-           layer->layout.blob_bytes);
     add(&fake.uploads, 1);
-    return MEGAMOE_OK;
+    return __real_mm_cuda_layer_upload(layer, local, blob);
 }
 
 FAKE(void, mm_cuda_layer_close, mm_cuda_layer *layer) {
     add(&fake.layers, -1);
-    free((void *)(uintptr_t)layer->blobs);
+    __real_mm_cuda_layer_close(layer);
 }
 
 /* ---- workspaces ---- */
@@ -94,7 +183,7 @@ FAKE(mm_cuda_card, mm_cuda_workspace_card, const mm_cuda_workspace *workspace) {
 FAKE(megamoe_status, mm_cuda_workspace_meet, mm_cuda_workspace *workspace, megamoe_comm *comm,
      const mm_cuda_card *cards) {
     T_EQ_INT(megamoe_comm_rank(comm), workspace->rank);
-    for (int32_t r = 0; r < workspace->ranks && !fake.processes; r++)
+    for (int32_t r = 0; r < workspace->ranks && !mm_comm_in_processes(comm); r++)
         T_EQ_INT(((const mm_cuda_workspace *)(uintptr_t)cards[r].address)->rank, r);
     T_CHECK(cards[workspace->rank].address == (uint64_t)(uintptr_t)workspace);
     workspace->met = true;

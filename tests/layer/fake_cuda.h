@@ -2,7 +2,7 @@
 /*
  * A CUDA backend in host memory, for what src/layer does with one: the linker sends the library's
  * calls here (tests/layer/CMakeLists.txt lists them). It computes nothing and notes what it is
- * told.
+ * told. Layers are real ones, on a driver whose device memory is that of the host.
  */
 #ifndef TESTS_LAYER_FAKE_CUDA_H
 #define TESTS_LAYER_FAKE_CUDA_H
@@ -27,7 +27,10 @@ struct mm_cuda_workspace {
 /* Of all devices together. */
 typedef struct fake_cuda {
     int32_t devices, layers, workspaces; /* open */
-    int32_t uploads;                     /* of experts; a layer's `blobs` are host memory */
+    int32_t memories;                    /* allocated by layers */
+    int32_t uploads;                     /* of experts, by those that create layers */
+    int32_t allocations_until_failure;   /* 0: none fails */
+    int32_t copies_until_failure;        /* from device to device; 0: none fails */
     int32_t launches_until_failure;      /* 0: none fails */
     bool processes;                      /* ranks are: their workspaces cannot be looked at */
     /* The last launch. */
@@ -39,5 +42,8 @@ typedef struct fake_cuda {
 } fake_cuda;
 
 extern fake_cuda fake;
+
+/* Of the cases first: nothing is open and nothing fails. */
+void fake_start(void);
 
 #endif

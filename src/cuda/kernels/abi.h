@@ -23,6 +23,7 @@
 enum {
     MM_CUDA_FOLDED_MAX = 8, /* ranks of one launch */
     MM_CUDA_RANKS_MAX = 64,
+    MM_CUDA_EXPERTS_MAX = 1024, /* physical */
     MM_CUDA_BLOCKS_MAX = 256,   /* of a rank */
     MM_CUDA_ROW_MULTIPLE = 16,  /* of the start of an expert's rows in a pool */
     MM_CUDA_ROWS_BEYOND = 128,  /* a tile may read, but never uses, this many rows more */
@@ -63,6 +64,19 @@ typedef struct mm_cuda_window {
     uint64_t returned; /* uint32 [tokens * topk]: epoch in which a row is complete */
     uint64_t bytes;
 } mm_cuda_window;
+
+/*
+ * What stays in its place as long as the layer lives, whatever its experts do: a graph finds here
+ * what is so when it is replayed.
+ */
+typedef struct mm_cuda_layer_words {
+    uint64_t key; /* equal on ranks whose layers fit together */
+    /* Of the memory and the counts that arguments have; 0 while experts change places. A forward
+     * that was captured under another form is refused before it reads what they name. */
+    uint32_t form;
+    uint32_t unused;
+    uint64_t received[MM_CUDA_EXPERTS_MAX]; /* routes, by local expert, over all forwards */
+} mm_cuda_layer_words;
 
 /* Local memory that lives as long as the workspace; zeroed at its creation. */
 typedef struct mm_cuda_state {
@@ -134,7 +148,8 @@ typedef struct mm_cuda_rank {
     uint8_t *hidden_scales; /* its exponent bytes */
     uint16_t *y;            /* BF16 [tokens][y_stride] */
     int64_t y_stride;
-    uint64_t key; /* of the layer, the same on ranks that fit */
+    mm_cuda_layer_words *layer;
+    uint32_t form; /* of the layer when this was launched or captured */
 } mm_cuda_rank;
 
 /* A forward of `here` ranks in one launch of here * blocks thread blocks. */

@@ -82,6 +82,18 @@ MM_DEVICE bool mm_staged_error(const mm_block *b, int32_t *token, int32_t *slot)
     return true;
 }
 
+/* The layer has been placed anew since this launch was captured: what it names may be gone. */
+MM_DEVICE bool mm_stale(const mm_cuda_rank *rank) {
+    return rank->layer->form != rank->form;
+}
+
+/* What is wrong with this rank's part of the forward, before any rank has computed. */
+MM_DEVICE int32_t mm_own_status(const mm_block *b, int32_t *token, int32_t *slot) {
+    if (mm_staged_error(b, token, slot))
+        return MEGAMOE_EID;
+    return mm_stale(b->rank) ? MEGAMOE_ESTATE : MEGAMOE_OK;
+}
+
 /* By the first block of a rank. */
 MM_DEVICE void mm_publish(const mm_block *b) {
     const int32_t me = b->rank->rank;
@@ -94,11 +106,11 @@ MM_DEVICE void mm_publish(const mm_block *b) {
     for (int32_t r = threadIdx.x; r < b->args->ranks; r += THREADS) {
         mm_cuda_cell *cell = mm_cells(b, b->rank->windows[r]) + me;
         int32_t token, slot;
-        cell->status = mm_staged_error(b, &token, &slot) ? MEGAMOE_EID : MEGAMOE_OK;
+        cell->status = mm_own_status(b, &token, &slot);
         cell->token = token;
         cell->slot = slot;
         cell->value = b->rank->state->value;
-        cell->key = b->rank->key;
+        cell->key = b->rank->layer->key;
         mm_fence_acq_rel_sys();
         mm_store_release_sys(&cell->epoch, b->epoch);
     }
@@ -223,13 +235,15 @@ MM_DEVICE void mm_agree(const mm_block *b) {
     const int32_t ranks = b->args->ranks, me = b->rank->rank;
     const bool reports = b->block == 0;
     int32_t token, slot;
-    if (ranks == 1 && mm_staged_error(b, &token, &slot)) {
-        if (reports)
-            mm_report(b, MEGAMOE_EID, MEGAMOE_PHASE_COUNT, me, token, slot, b->rank->state->value);
-        b->words->stop = 1;
-        return;
-    }
-    if (ranks > 1) {
+    if (ranks == 1) {
+        const int32_t status = mm_own_status(b, &token, &slot);
+        if (status != MEGAMOE_OK) {
+            if (reports)
+                mm_report(b, status, MEGAMOE_PHASE_COUNT, me, token, slot, b->rank->state->value);
+            b->words->stop = 1;
+            return;
+        }
+    } else {
         const volatile mm_cuda_cell *cells = mm_cells(b, b->rank->windows[me]);
         int32_t bad = 0, other = 0;
         while (bad < ranks && cells[bad].status == MEGAMOE_OK)
@@ -316,6 +330,10 @@ MM_DEVICE void mm_begin(mm_block *b) {
         for (int32_t e = threadIdx.x; e < b->rank->local; e += THREADS)
             b->rank->received[e] = b->total[b->first + e];
     mm_sort_routes(b);
+    if (b->block == 0 && b->words->stop == 0)
+        for (int32_t e = threadIdx.x; e < b->rank->local; e += THREADS)
+            atomicAdd((unsigned long long *)&b->rank->layer->received[e],
+                      (unsigned long long)b->total[b->first + e]);
 }
 
 enum { PIECES_AT_ONCE = 4 /* of 16 bytes, in registers */ };

@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     b->words = (mm_words *)(b->smem + WORDS);
     b->epoch = *(volatile uint32_t *)&b->rank->state->epoch + 1;
     b->parity = b->epoch & 1;
-    b->tokens = b->rank->state->tokens;
+    b->tokens = mm_stale(b->rank) ? 0 : b->rank->state->tokens;
     b->first = mm_share_first(args.physical, b->rank->rank, args.ranks);
     mm_find_tables(b);
     mm_set_up(b);

@@ -65,6 +65,14 @@ T_CASE(layers_that_differ) {
                         "rank 0");
 }
 
+T_CASE(a_layer_that_was_placed_after_the_capture) {
+    start();
+    T_EQ_STR(
+        report((mm_cuda_found){9, MEGAMOE_ESTATE, MEGAMOE_PHASE_COUNT, 1, -1, -1, 0}).message,
+        "the layer of rank 1 has been placed anew since its forward was captured, which has to "
+        "be done again, or placing it has failed");
+}
+
 T_CASE(a_pool_that_overflows) {
     start();
     const megamoe_workspace_detail d =

@@ -409,7 +409,11 @@ T_CASE(a_forward_is_one_cooperative_launch) {
     check_staged(&rank->staged, ws);
     T_CHECK(rank->y == y_data);
     T_EQ_INT(rank->y_stride, HIDDEN);
-    T_EQ_INT(rank->key, 99);
+    const mm_cuda_layer_words *words = rank->layer;
+    T_CHECK(words == fake_memory(f.layers[0].tables));
+    T_EQ_INT(words->key, 99);
+    T_EQ_INT(words->form, 1);
+    T_EQ_INT(rank->form, 1);
     T_EQ_INT(mm_cuda_workspace_epoch(ws), 1);
     T_EQ_INT(*rank->host_abort, 0);
     mm_cuda_workspace_abort(ws);

@@ -169,7 +169,8 @@ megamoe_workspace_create(megamoe_comm *comm, megamoe_device *device, const megam
 
 /*
  * Accepts NULL. Not collective, but no rank may be inside a forward of it. On a CUDA device it
- * waits for this rank's work.
+ * waits for this rank's work. Where ranks are processes, a later forward of another rank ends at
+ * once with MEGAMOE_EPEER and names this one.
  */
 MEGAMOE_API void megamoe_workspace_close(megamoe_workspace *workspace);
 

@@ -42,6 +42,8 @@ static void describe_waiting(const mm_cuda_workspace *ws, const mm_cuda_found *f
                              const char *cause, megamoe_workspace_detail *detail) {
     if (found->status != MEGAMOE_EPEER)
         cause = "the deadline has passed";
+    else if (found->rank >= 0) /* it has said so itself */
+        cause = "it has closed its workspace";
     else if (!*cause) /* told by the kernel of a rank whose host does not know it yet */
         cause = "another rank has given up";
     char waiting[32] = "";

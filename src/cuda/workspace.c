@@ -56,9 +56,35 @@ static megamoe_status open_current(mm_cuda_workspace *ws, const megamoe_comm *co
     return MEGAMOE_OK;
 }
 
+/* Into a window of another process. The words of an epoch come last, as kernels have it. */
+static void tell(CUdeviceptr to, const mm_cuda_cell *cell) {
+    const size_t head = sizeof cell->epoch;
+    (void)mm_cu.cuMemcpyHtoD(to + head, (const uint8_t *)cell + head, sizeof *cell - head);
+    (void)mm_cu.cuCtxSynchronize();
+    (void)mm_cu.cuMemcpyHtoD(to, &cell->epoch, head);
+    (void)mm_cu.cuCtxSynchronize();
+}
+
+/*
+ * This rank takes part in no forward any more. Others that have begun the next one, or begin it
+ * later, wait for this rank's cell: it says so, and they end alike. Nothing reads it before that.
+ */
+static void bid_farewell(const mm_cuda_workspace *ws) {
+    const CUdeviceptr state = ws->local + ws->buffers.local.state + offsetof(mm_cuda_state, epoch);
+    mm_cuda_cell cell = {.status = MEGAMOE_EPEER, .token = -1, .slot = -1};
+    if (!ws->met || mm_cu.cuMemcpyDtoH(&cell.epoch, state, sizeof cell.epoch) != CUDA_SUCCESS)
+        return;
+    cell.epoch++;
+    const uint64_t index = (uint64_t)(cell.epoch & 1) * (uint64_t)ws->ranks + (uint64_t)ws->rank;
+    for (int32_t r = 0; r < ws->ranks; r++)
+        if (ws->shared.peers[r])
+            tell(ws->shared.peers[r] + ws->buffers.window.cells + index * sizeof cell, &cell);
+}
+
 static void close_current(mm_cuda_workspace *ws) {
     /* Kernels may still report into the page. A GPU that has failed has nothing to give back. */
     (void)mm_cu.cuCtxSynchronize();
+    bid_farewell(ws);
     mm_cuda_shared_close(&ws->shared);
     if (ws->local)
         (void)mm_cu.cuMemFree(ws->local);

@@ -212,20 +212,16 @@ static megamoe_status forward_on_cpu(megamoe_layer *layer, megamoe_workspace *ws
 }
 
 /*
- * Before a launch: MEGAMOE_OK unless the ranks have given up, or one has closed its communicator
- * and would be waited for. That one has taken part in all forwards before, which may still be
- * running and are let be.
+ * Before a launch: MEGAMOE_OK unless the ranks have given up, or one has closed its communicator.
+ * That one took part in no forward that this rank did not begin, so it will not in this one.
  */
 static megamoe_status check_alive(megamoe_workspace *ws) {
-    const uint64_t next = mm_workspace_epoch(ws) + 1;
+    const uint64_t epoch = mm_workspace_epoch(ws) + 1;
     if (mm_comm_aborted(ws->comm))
-        return die(ws, MEGAMOE_EPEER, next, MEGAMOE_PHASE_COUNT, -1);
+        return die(ws, MEGAMOE_EPEER, epoch, MEGAMOE_PHASE_COUNT, -1);
     for (int32_t r = 0; r < megamoe_comm_size(ws->comm); r++)
         if (mm_comm_closed(ws->comm, r))
-            return mm_fail(MEGAMOE_EPEER,
-                           "forward %" PRIu64 ", rank %d, counting: waiting for rank %d: it has "
-                           "closed its communicator",
-                           next, megamoe_comm_rank(ws->comm), r);
+            return die(ws, MEGAMOE_EPEER, epoch, MEGAMOE_PHASE_COUNT, r);
     return MEGAMOE_OK;
 }
 

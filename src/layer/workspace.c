@@ -355,7 +355,7 @@ static void look_at_device(megamoe_workspace *ws) {
     const int32_t lost = mm_comm_cause(ws->comm, cause);
     if (!mm_cuda_workspace_found(ws->cuda, cause, &found))
         return;
-    if (found.status == MEGAMOE_EPEER)
+    if (found.status == MEGAMOE_EPEER && found.rank < 0)
         found.rank = lost;
     if (found.status == MEGAMOE_ETIMEDOUT || found.status == MEGAMOE_EPEER)
         mm_workspace_die(ws, &found);

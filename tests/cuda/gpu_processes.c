@@ -411,6 +411,92 @@ T_CASE(processes_survive_one_that_is_stopped_in_each_phase) {
     work_close(&w);
 }
 
+/* ---- a rank that closes in good order ---- */
+
+enum { CLOSED_FORWARD, CLOSED_LATER, CLOSED_REPLAY };
+
+static CUgraphExec capture(gpu_rank *g, CUgraph *graph) {
+    CUgraphExec replay;
+    gpu_check(mm_cu.cuStreamBeginCapture(g->stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+              "cuStreamBeginCapture");
+    T_OK(gpu_rank_forward(g));
+    gpu_check(mm_cu.cuStreamEndCapture(g->stream, graph), "cuStreamEndCapture");
+    gpu_check(mm_cu.cuGraphInstantiateWithFlags(&replay, *graph, 0), "cuGraphInstantiate");
+    return replay;
+}
+
+static void expect_closed(gpu_rank *g, int64_t start) {
+    megamoe_workspace_detail d = MEGAMOE_INIT(megamoe_workspace_detail);
+    gpu_rank_wait(g);
+    T_STATUS(megamoe_workspace_status(g->r.workspace, &d), MEGAMOE_EPEER);
+    T_EQ_INT(d.rank, 1);
+    T_EQ_INT(d.phase, MEGAMOE_PHASE_COUNT);
+    T_CONTAINS(d.message, "waiting for rank 1: it has closed its workspace");
+    const int32_t waited = (int32_t)(crew_now_ms() - start);
+    printf("  heard after %d ms\n", waited);
+    T_CHECK_MSG(waited < 5000, "%d ms", waited);
+    T_STATUS(gpu_rank_forward(g), MEGAMOE_ESTATE);
+}
+
+/* Rank 1 makes one forward. Rank 0 waits in its second one, or begins it after rank 1's end. */
+static void close_early(const member *m) {
+    const work *w = m->argument;
+    const int32_t how = w->forwards;
+    gpu_rank g;
+    CUgraph graph = NULL;
+    CUgraphExec replay = NULL;
+    member_open(m, &g);
+    int64_t first;
+    const batch part = share_of(&w->b[0], m->rank, m->size, &first);
+    uint16_t *y = gpu_rows(&w->b[0]);
+    gpu_rank_stage(&g, &part);
+    if (m->rank == 0 && how == CLOSED_REPLAY)
+        replay = capture(&g, &graph);
+    T_OK(gpu_rank_forward(&g));
+    gpu_rank_result(&g, y);
+    T_OK(megamoe_workspace_status(g.r.workspace, NULL));
+    gpu_same(y, w->want[0] + first * HIDDEN, &part, "rank %d", m->rank);
+    free(y);
+    if (m->rank == 1) {
+        while (how == CLOSED_FORWARD && !atomic_load(&w->shared[SHARED_READY]))
+            crew_pause_ms(1);
+        crew_pause_ms(100);
+        member_close(&g);
+        return;
+    }
+    if (how == CLOSED_FORWARD) {
+        T_OK(gpu_rank_forward(&g));
+        atomic_store(&w->shared[SHARED_READY], 1);
+    } else
+        while (!mm_comm_closed(g.r.comm, 1))
+            crew_pause_ms(1);
+    const int64_t start = crew_now_ms();
+    if (how == CLOSED_LATER) {
+        T_STATUS(gpu_rank_forward(&g), MEGAMOE_EPEER);
+        T_CONTAINS(megamoe_last_error(), "waiting for rank 1: it has closed its communicator");
+        T_STATUS(gpu_rank_forward(&g), MEGAMOE_ESTATE);
+    } else {
+        if (replay)
+            gpu_check(mm_cu.cuGraphLaunch(replay, g.stream), "cuGraphLaunch");
+        expect_closed(&g, start);
+    }
+    if (replay) {
+        gpu_check(mm_cu.cuGraphExecDestroy(replay), "cuGraphExecDestroy");
+        gpu_check(mm_cu.cuGraphDestroy(graph), "cuGraphDestroy");
+    }
+    member_close(&g);
+}
+
+T_CASE(processes_hear_of_a_rank_that_closes) {
+    work w = work_open(&recipe, MEGAMOE_SCALE_TOKEN, gpu_count(1, 2), 10);
+    w.s.deadline_ms = SLOW_DEADLINE_MS;
+    for (w.forwards = CLOSED_FORWARD; w.forwards <= CLOSED_REPLAY; w.forwards++) {
+        atomic_store(&w.shared[SHARED_READY], 0);
+        crew_run(2, close_early, &w);
+    }
+    work_close(&w);
+}
+
 /* ---- placing ---- */
 
 enum { PHYSICAL = 17 };

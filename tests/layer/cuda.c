@@ -350,6 +350,7 @@ T_CASE(a_deadline_aborts_all_ranks) {
         T_CHECK(f.rank[r].workspace->cuda->aborted);
     /* Rank 0's kernel has given up; rank 2 had none that runs. */
     make_report(f.rank[0].workspace, MEGAMOE_EPEER, "a rank has aborted");
+    f.rank[0].workspace->cuda->report.rank = -1;
     megamoe_workspace_detail d = MEGAMOE_INIT(megamoe_workspace_detail);
     T_STATUS(megamoe_workspace_status(f.rank[0].workspace, &d), MEGAMOE_EPEER);
     T_EQ_STR(f.rank[0].workspace->cuda->cause, "rank 1 has aborted");
@@ -366,6 +367,61 @@ T_CASE(a_deadline_aborts_all_ranks) {
 }
 
 /* A workspace that is closed is not told any more. */
+/* Its own cell says that it takes part no more: no alarm has told of it. */
+T_CASE(a_rank_that_has_closed_its_workspace_is_named) {
+    fixture *x = open_fixture(51);
+    setup s = on_cuda(x);
+    s.ranks = 2;
+    fleet f = fleet_open(&s);
+    make_report(f.rank[0].workspace, MEGAMOE_EPEER, "it has closed its workspace");
+    f.rank[0].workspace->cuda->report.rank = 1;
+    megamoe_workspace_detail d = MEGAMOE_INIT(megamoe_workspace_detail);
+    T_STATUS(megamoe_workspace_status(f.rank[0].workspace, &d), MEGAMOE_EPEER);
+    T_EQ_INT(d.rank, 1);
+    T_STATUS(megamoe_stage(f.rank[0].workspace, NULL, NULL, NULL, 0, NULL), MEGAMOE_ESTATE);
+    fleet_close(&f);
+    check_nothing_open();
+    close_fixture(x);
+}
+
+static void close_before_a_forward(const member *m) {
+    const fixture *x = m->argument;
+    fake_start();
+    const setup alone = {.weights = x->m.weights, .device = "cuda"};
+    fleet f = fleet_open_comms(&alone);
+    rank r = f.rank[0];
+    megamoe_comm_close(r.comm);
+    T_OK(crew_meet(m, 0, &r.comm));
+    T_OK(megamoe_layer_create(r.comm, r.device, x->m.weights, NULL, &r.layer));
+    T_OK(megamoe_workspace_create(r.comm, r.device, &r.shape, &r.capacity, &r.workspace));
+    T_OK(megamoe_stage(r.workspace, NULL, NULL, NULL, 0, NULL));
+    T_OK(megamoe_forward(r.layer, r.workspace, NULL, NULL));
+    int32_t mine = 0, all[2];
+    T_OK(megamoe_comm_allgather(r.comm, &mine, all, sizeof mine)); /* both have */
+    const int64_t until = crew_now_ms() + CREW_DEADLINE_MS;
+    while (m->rank != 1 && !mm_comm_closed(r.comm, 1) && crew_now_ms() < until)
+        crew_pause_ms(1);
+    if (m->rank != 1) {
+        megamoe_workspace_detail d = MEGAMOE_INIT(megamoe_workspace_detail);
+        T_STATUS(megamoe_forward(r.layer, r.workspace, NULL, NULL), MEGAMOE_EPEER);
+        T_CONTAINS(megamoe_last_error(), "waiting for rank 1: it has closed its communicator");
+        T_STATUS(megamoe_workspace_status(r.workspace, &d), MEGAMOE_EPEER);
+        T_EQ_INT(d.rank, 1);
+        T_EQ_INT(d.epoch, 2);
+        T_EQ_INT(fake.launches, 1);
+    }
+    megamoe_workspace_close(r.workspace);
+    megamoe_layer_close(r.layer);
+    megamoe_device_close(r.device);
+    megamoe_comm_close(r.comm);
+}
+
+T_CASE(a_forward_without_a_rank_that_has_closed) {
+    fixture *x = open_fixture(50);
+    crew_run(2, close_before_a_forward, x);
+    close_fixture(x);
+}
+
 T_CASE(an_abort_reaches_open_workspaces) {
     fixture *x = open_fixture(39);
     setup s = on_cuda(x);

@@ -93,6 +93,8 @@ T_CASE(waits_that_end) {
     T_EQ_STR(
         report((mm_cuda_found){7, MEGAMOE_EPEER, MEGAMOE_PHASE_COMBINE, -1, -1, -1, 0}).message,
         "forward 7, rank 2, combine: the process of rank 3 has ended");
+    T_EQ_STR(report((mm_cuda_found){8, MEGAMOE_EPEER, MEGAMOE_PHASE_COUNT, 1, -1, -1, 0}).message,
+             "forward 8, rank 2, counting: waiting for rank 1: it has closed its workspace");
     cause = "";
     T_EQ_STR(
         report((mm_cuda_found){6, MEGAMOE_ETIMEDOUT, MEGAMOE_PHASE_COMBINE, 0, -1, -1, 0}).message,

@@ -143,6 +143,39 @@ T_CASE(processes_map_each_others_windows) {
     crew_run(RANKS, write_to_all, NULL);
 }
 
+/* In the cell of the forward after its last one, in every other window; the own one stays. */
+static void close_in_good_order(const member *m) {
+    member_state s;
+    open_member(m, &s);
+    T_OK(meet_member(m, &s, mm_cuda_workspace_card(s.ws)));
+    uint8_t mine = 0, all[RANKS];
+    T_OK(mm_cuda_workspace_set_epoch(s.ws, UINT32_MAX - 1 + (uint32_t)m->rank / 2));
+    T_OK(megamoe_comm_allgather(s.comm, &mine, all, 1));
+    if (m->rank == m->size - 1) {
+        mm_cuda_workspace_close(s.ws);
+        s.ws = NULL;
+    }
+    T_OK(megamoe_comm_allgather(s.comm, &mine, all, 1));
+    const uint32_t last = UINT32_MAX - 1 + (uint32_t)(m->size - 1) / 2;
+    const uint32_t parity = (last + 1) & 1;
+    for (int32_t r = 0; s.ws && r < m->size; r++) {
+        const mm_cuda_cell *cell =
+            (const mm_cuda_cell *)fake_memory(s.ws->window + s.ws->buffers.window.cells) +
+            (size_t)parity * (size_t)m->size + r;
+        const bool closed = r == m->size - 1;
+        T_EQ_INT(cell->status, closed ? MEGAMOE_EPEER : MEGAMOE_OK);
+        if (closed)
+            T_EQ_INT(cell->epoch, (uint32_t)(last + 1));
+    }
+    T_OK(megamoe_comm_allgather(s.comm, &mine, all, 1));
+    close_member(&s);
+}
+
+T_CASE(a_rank_that_closes_tells_the_others) {
+    crew_run(2, close_in_good_order, NULL);
+    crew_run(RANKS, close_in_good_order, NULL);
+}
+
 /* One rank cannot map, another does not see the same pages: each says so and nobody waits. */
 static void fail_to_meet(const member *m) {
     member_state s;

@@ -11,7 +11,8 @@
  * every map they are used with.
  *
  * On a CUDA device
- *   - these calls wait for what is enqueued there, so let all ranks enqueue their forwards first.
+ *   - these calls wait for what is enqueued there, so let all ranks enqueue their forwards first,
+ *     and end captures.
  *   - Graphs with forwards of a layer that was created with a map (physical = logical, written out,
  *     is one too) follow its placement as long as ranks and number of physical experts stay the
  *     same. Others have to be captured again: a replay is refused on all ranks, an agreed

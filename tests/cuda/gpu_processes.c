@@ -188,31 +188,6 @@ T_CASE(processes_give_up_at_the_deadline) {
     work_close(&w);
 }
 
-/* One that has gone in good order is not waited for by forwards that begin later. */
-static void go_early(const member *m) {
-    const work *w = m->argument;
-    gpu_rank g;
-    member_open(m, &g);
-    gpu_rank_stage(&g, &w->b[2]);
-    T_OK(gpu_rank_forward(&g));
-    gpu_rank_wait(&g);
-    T_OK(megamoe_workspace_status(g.r.workspace, NULL));
-    const int64_t until = crew_now_ms() + SLOW_DEADLINE_MS;
-    while (m->rank == 0 && !mm_comm_closed(g.r.comm, 1) && crew_now_ms() < until)
-        crew_pause_ms(1);
-    if (m->rank == 0) {
-        T_STATUS(gpu_rank_forward(&g), MEGAMOE_EPEER);
-        T_CONTAINS(megamoe_last_error(), "rank 1: it has closed its communicator");
-    }
-    member_close(&g);
-}
-
-T_CASE(processes_do_not_wait_for_one_that_has_closed) {
-    work w = work_open(&recipe, MEGAMOE_SCALE_TOKEN, gpu_count(1, 2), 10);
-    crew_run(2, go_early, &w);
-    work_close(&w);
-}
-
 /* ---- ranks that are killed, or stopped ---- */
 
 /* This rank is where it is to be when rank 1 is lost. */

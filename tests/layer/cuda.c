@@ -437,42 +437,6 @@ T_CASE(an_abort_reaches_open_workspaces) {
     close_fixture(x);
 }
 
-/* It would be waited for until the deadline. */
-static void forward_without_a_rank_that_has_closed(const member *m) {
-    const fixture *x = m->argument;
-    setup s = on_cuda(x);
-    fake.processes = true;
-    s.ranks = m->size;
-    rank r = {.rank = m->rank, .ranks = m->size};
-    fleet alone = fleet_open_comms(&s);
-    r.shape = alone.rank[0].shape;
-    r.capacity = alone.rank[0].capacity;
-    fleet_close(&alone);
-    T_OK(crew_meet(m, 0, &r.comm));
-    T_OK(megamoe_device_open("cuda", NULL, &r.device));
-    T_OK(megamoe_layer_create(r.comm, r.device, x->m.weights, NULL, &r.layer));
-    T_OK(megamoe_workspace_create(r.comm, r.device, &r.shape, &r.capacity, &r.workspace));
-    T_OK(megamoe_stage(r.workspace, NULL, NULL, NULL, 0, NULL));
-    while (m->rank == 0 && !mm_comm_closed(r.comm, 1))
-        crew_pause_ms(1);
-    for (int again = 0; m->rank == 0 && again < 2; again++) {
-        T_STATUS(megamoe_forward(r.layer, r.workspace, NULL, NULL), MEGAMOE_EPEER);
-        T_CONTAINS(megamoe_last_error(), "forward 1, rank 0, counting: waiting for rank 1: it has "
-                                         "closed its communicator");
-    }
-    T_EQ_INT(fake.launches, 0);
-    megamoe_workspace_close(r.workspace);
-    megamoe_layer_close(r.layer);
-    megamoe_device_close(r.device);
-    megamoe_comm_close(r.comm);
-}
-
-T_CASE(a_rank_that_has_closed_is_not_waited_for) {
-    fixture *x = open_fixture(43);
-    crew_run(2, forward_without_a_rank_that_has_closed, x);
-    close_fixture(x);
-}
-
 T_CASE(ranks_that_are_threads_launch_by_themselves) {
     fixture *x = open_fixture(40);
     setup s = on_cuda(x);

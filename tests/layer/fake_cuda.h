@@ -32,7 +32,6 @@ typedef struct fake_cuda {
     int32_t allocations_until_failure;   /* 0: none fails */
     int32_t copies_until_failure;        /* from device to device; 0: none fails */
     int32_t launches_until_failure;      /* 0: none fails */
-    bool processes;                      /* ranks are: their workspaces cannot be looked at */
     /* The last launch. */
     int32_t launches, ranks;
     megamoe_plan plan;

@@ -17,7 +17,7 @@ from ._weights import GROUP
 
 _E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6], np.float32)
 # Between codes. A tie goes to the even one, so above an odd code the bound itself belongs to it.
-_BOUNDS = np.array([.25, np.nextafter(.75, 0), 1.25, np.nextafter(1.75, 0), 2.5,
+BOUNDS = np.array([.25, np.nextafter(.75, 0), 1.25, np.nextafter(1.75, 0), 2.5,
                     np.nextafter(3.5, 0), 5])
 
 
@@ -72,7 +72,7 @@ def quantize(weight: Any, format: str) -> Quantized:
         scales, rounded = _e4m3(np.clip(wanted, 2.0**-9, 448).astype(np.float32))
         scale = rounded * unit
     quotient = groups / scale[..., None]
-    codes = np.searchsorted(_BOUNDS, np.abs(quotient), side="left").astype(np.uint8)
+    codes = np.searchsorted(BOUNDS, np.abs(quotient), side="left").astype(np.uint8)
     codes |= np.signbit(quotient).astype(np.uint8) << 3
     codes = codes.reshape(weight.shape)
     return Quantized(codes[..., 0::2] | codes[..., 1::2] << 4, scales, global_scale)

@@ -25,7 +25,11 @@ from ._abi import lib
 from ._errors import InvalidArgumentError, StateError, check
 from ._layer import Layer, Workspace
 from ._objects import Comm, Device
+from ._torch_quantize import quantize
 from ._weights import Activation, Projection, Weights
+
+__all__ = ["DEFAULT_MAX_TOKENS", "MegaMoELayer", "comm_from_group", "experts", "experts_out",
+           "get_device", "quantize"]
 
 DEFAULT_MAX_TOKENS = 4096
 

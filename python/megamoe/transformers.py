@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Iterator
 
 import numpy as np
@@ -24,8 +23,7 @@ from . import _abi
 from ._errors import InvalidArgumentError, StateError, UnsupportedError
 from ._objects import Checkpoint, choice
 from ._weights import Activation, Projection, Weights
-from .quantize import Quantized, quantize
-from .torch import DEFAULT_MAX_TOKENS, MegaMoELayer
+from .torch import DEFAULT_MAX_TOKENS, MegaMoELayer, quantize
 
 NAME = "megamoe"
 ORIGINALS = ("release", "keep", "replace")
@@ -240,17 +238,11 @@ def _biases(module: Any) -> dict[str, np.ndarray | None]:
     return {name: part.numpy() for name, part in (("gate", gate), ("up", up), ("down", down))}
 
 
-def _quantized(module: Any, format: str, activation: Activation,
-               topk: int) -> Weights:
+def _quantized(module: Any, format: str, activation: Activation, topk: int) -> Weights:
     biases = _biases(module)
-    projections: dict[str, Any] = {}
-    # numpy computes outside the interpreter's lock, so threads help; an expert at a time is small.
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for name, part in _parts(module).items():
-            done = list(pool.map(lambda matrix: quantize(matrix.float().cpu().numpy(), format),
-                                 part))
-            both = Quantized(*(np.stack(planes) for planes in zip(*done)))
-            projections[name] = Projection(*both, biases[name])
+    projections = {name: Projection(*(plane.cpu().numpy() for plane in quantize(part, format)),
+                                    biases[name])
+                   for name, part in _parts(module).items()}
     return Weights.from_tensors(**projections, format=format, topk=topk, activation=activation)
 
 

@@ -3,13 +3,14 @@
 import copy
 import threading
 import unittest
+import unittest.mock
 
 import megamoe
 import megamoe.torch
 import numpy as np
 import torch
 from common import FORMATS, Case, devices
-from megamoe.torch import MegaMoELayer
+from megamoe.torch import MegaMoELayer, quantize
 
 DEVICES = devices()
 CUDA = [device for device in DEVICES if device != "cpu"]
@@ -168,6 +169,36 @@ class Module(TorchCase):
                     layer(x, torch.full_like(ids, 11), scale)
                     layer.check()
                 self.assertEqualTensors(layer(x, ids, scale), y)
+
+
+class Quantize(Case):
+    def test_same_bits_as_numpy(self):
+        """Normal values, 2^-140 to 2^100, ties, zeros; in parts, and from slices."""
+        ties = np.array([.25, -.75, 1.25, 1.75, -2.5, 3.5, 5, 6, 0, -0.0], np.float32)
+        shape = (2, 3, 5, 64)
+        normal = self.rng.standard_normal(shape, dtype=np.float32)
+        wide = normal * np.float32(2) ** self.rng.integers(-140, 100, shape).astype(np.float32)
+        for device in DEVICES:
+            for format in FORMATS:
+                for name, weight in (("normal", normal), ("wide", wide), ("zeros", 0 * normal),
+                                     ("ties", self.rng.choice(ties, shape))):
+                    with self.subTest(device=device, format=format, weights=name), \
+                            unittest.mock.patch("megamoe._torch_quantize._PART", 700):
+                        found = quantize(torch.from_numpy(weight).to(device), format)
+                        for part, expected in zip(found, megamoe.quantize(weight, format)):
+                            self.assertEqual(part.device.type, torch.device(device).type)
+                            self.assertSameBits(part.cpu().numpy(), expected)
+                half = torch.from_numpy(normal).to(device, torch.bfloat16)[:, :, 1::2]
+                for part, expected in zip(quantize(half, format),
+                                          megamoe.quantize(half.float().cpu().numpy(), format)):
+                    self.assertSameBits(part.cpu().numpy(), expected)
+
+    def test_refused(self):
+        for weight, format, text in ((torch.zeros(2, 30), "mxfp4", "multiple of 32"),
+                                     (torch.zeros(2, 32), "fp8", "expected one of mxfp4, nvfp4"),
+                                     (torch.full((1, 32), torch.nan), "nvfp4", "NaN")):
+            with self.assertRaisesRegex(megamoe.InvalidArgumentError, text):
+                quantize(weight, format)
 
 
 class Compile(TorchCase):

@@ -5,6 +5,9 @@ import json
 import os
 import platform
 import sys
+import time
+
+BEGIN = time.monotonic()  # before what takes seconds to import
 
 import megamoe
 import torch
@@ -19,13 +22,19 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def seconds() -> float:
+    """Since the program began."""
+    return time.monotonic() - BEGIN
+
+
 def device_of(args: argparse.Namespace) -> str:
     return args.device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def machine(device: str) -> dict:
-    return {"megamoe": megamoe.__version__, "torch": torch.__version__,
-            "transformers": transformers.__version__, "python": platform.python_version(),
+    return {"date": time.strftime("%Y-%m-%d", time.gmtime()), "megamoe": megamoe.__version__,
+            "torch": torch.__version__, "transformers": transformers.__version__,
+            "python": platform.python_version(),
             "device": torch.cuda.get_device_name() if device == "cuda" else platform.processor()}
 
 

@@ -13,8 +13,8 @@ from ._abi import lib as _lib
 from ._errors import (CapacityError, CheckError, DeadlineError, DeviceError, ExpertIdError,
                       FileError, FormatError, InexactError, InvalidArgumentError, MegaMoEError,
                       NotFoundError, OutOfMemoryError, PeerError, StateError, UnsupportedError)
-from ._layer import Layer, Workspace, forward_group
-from ._objects import Checkpoint, Comm, Device, device_count
+from ._layer import Layer, Workspace, balance_experts, forward_group
+from ._objects import Checkpoint, Comm, Device, cuda_available, cuda_built, device_count
 from ._tensor import from_bfloat16, to_bfloat16
 from ._weights import Activation, Projection, Router, Weights
 from .quantize import Quantized, dequantize, quantize
@@ -26,6 +26,6 @@ __all__ = [
     "DeviceError", "ExpertIdError", "FileError", "FormatError", "InexactError",
     "InvalidArgumentError", "Layer", "MegaMoEError", "NotFoundError", "OutOfMemoryError",
     "PeerError", "Projection", "Quantized", "Router", "StateError", "UnsupportedError", "Weights",
-    "Workspace", "__version__", "dequantize", "device_count", "forward_group", "from_bfloat16",
-    "quantize", "to_bfloat16",
+    "Workspace", "__version__", "balance_experts", "cuda_available", "cuda_built", "dequantize",
+    "device_count", "forward_group", "from_bfloat16", "quantize", "to_bfloat16",
 ]

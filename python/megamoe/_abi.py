@@ -13,12 +13,13 @@ from ctypes import (CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p, c_d
 OK, EINVAL, ENOMEM, EIO, EFORMAT, ENOTFOUND, EUNSUPPORTED, EINEXACT = 0, -1, -2, -3, -4, -5, -6, -7
 ECAPACITY, EID, ESTATE, ETIMEDOUT, EPEER, EDEVICE, ECHECK = -8, -9, -10, -11, -12, -13, -14
 
-DTYPE_BF16, DTYPE_F32, DTYPE_E4M3, DTYPE_E8M0, DTYPE_I32, DTYPE_I64 = 1, 2, 3, 4, 5, 6
+DTYPE_BF16, DTYPE_F32, DTYPE_E4M3, DTYPE_E8M0, DTYPE_I32, DTYPE_I64, DTYPE_I8 = 1, 2, 3, 4, 5, 6, 7
 
 FORMATS = {"mxfp4": 1, "nvfp4": 2}
 GATE, UP, DOWN = 0, 1, 2
 NVFP4_MODES = {"exact": 0, "folded": 1}
 ACCUMULATE = {"mma": 0, "promote": 1}
+ACTIVATIONS = {"e4m3": 0, "int8": 1}
 INPUT_SCALES = {"token": 0, "block": 1, "block_f32": 2}
 SUMS = {"fp32": 0, "wgmma": 1}
 ROUTER_RULES = {"softmax": 1, "sigmoid": 2, "sqrt-softplus": 3, "softmax-selected": 4}
@@ -57,12 +58,23 @@ class DeviceInfo(Sized):
                 ("memory_bytes", c_uint64)]
 
 
+class DeviceCeilings(Sized):
+    _fields_ = [("struct_size", c_size_t), ("read_gbs", c_double), ("dot_gflops", c_double),
+                ("copy_gbs", c_double), ("mma_tflops", c_double), ("int8_gops", c_double)]
+
+
 ALLGATHER_FN = CFUNCTYPE(c_int, c_void_p, c_void_p, c_void_p, c_size_t, c_int32)
 USER_FN = CFUNCTYPE(None, c_void_p)
 
 
 class CommOptions(Sized):
     _fields_ = [("struct_size", c_size_t), ("creation_deadline_ms", c_int32)]
+
+
+class TcpOptions(Sized):
+    _fields_ = [("struct_size", c_size_t), ("rank", c_int32), ("size", c_int32),
+                ("address", c_char_p), ("port", c_int32), ("job", c_char_p),
+                ("creation_deadline_ms", c_int32)]
 
 
 class Bootstrap(Sized):
@@ -79,6 +91,13 @@ class LayerDesc(Sized):
     _fields_ = [("struct_size", c_size_t), ("layer", c_int32), ("hidden", c_int32),
                 ("intermediate", c_int32), ("experts", c_int32), ("topk", c_int32),
                 ("format", c_int), ("activation", Activation), ("has_bias", c_bool)]
+
+
+class StoredLayer(Sized):
+    _fields_ = [("struct_size", c_size_t), ("family", c_char * 32), ("format", c_char * 16),
+                ("wide", c_bool), ("has_bias", c_bool), ("hidden", c_int32),
+                ("intermediate", c_int32), ("experts", c_int32), ("topk", c_int32),
+                ("block_rows", c_int32), ("block_columns", c_int32), ("activation", Activation)]
 
 
 class Matrix(Structure):
@@ -100,6 +119,11 @@ class CheckpointInfo(Sized):
 
 class QuantizeOptions(Sized):
     _fields_ = [("struct_size", c_size_t), ("format", c_int), ("threads", c_int32),
+                ("progress", Progress)]
+
+
+class ConvertOptions(Sized):
+    _fields_ = [("struct_size", c_size_t), ("family", c_char_p), ("format", c_int),
                 ("progress", Progress)]
 
 
@@ -126,6 +150,20 @@ class Shape(Sized):
 class Capacity(Sized):
     _fields_ = [("struct_size", c_size_t), ("tokens", c_int64), ("pool_rows", c_int64),
                 ("deadline_ms", c_int32)]
+
+
+class WorkspaceViews(Sized):
+    _fields_ = [("struct_size", c_size_t), ("codes", View), ("scales", View), ("topk_ids", View),
+                ("topk_weights", View)]
+
+
+class Plan(Sized):
+    _fields_ = [("struct_size", c_size_t), ("token_tile", c_int32), ("lag", c_int32)]
+
+
+class Placement(Sized):
+    _fields_ = [("struct_size", c_size_t), ("physical_to_logical", POINTER(c_int32)),
+                ("physical_experts", c_int32), ("weights", c_void_p)]
 
 
 class ForwardCall(Structure):
@@ -155,11 +193,14 @@ class ReferenceOptions(Sized):
 STRUCTS = {
     "megamoe_view": View, "megamoe_progress": Progress,
     "megamoe_device_options": DeviceOptions, "megamoe_device_info": DeviceInfo,
-    "megamoe_comm_options": CommOptions, "megamoe_bootstrap": Bootstrap,
+    "megamoe_device_ceilings": DeviceCeilings, "megamoe_comm_options": CommOptions,
+    "megamoe_comm_tcp_options": TcpOptions, "megamoe_bootstrap": Bootstrap,
     "megamoe_activation": Activation, "megamoe_layer_desc": LayerDesc,
     "megamoe_matrix": Matrix, "megamoe_prepare_options": PrepareOptions,
     "megamoe_checkpoint_info": CheckpointInfo, "megamoe_quantize_options": QuantizeOptions,
-    "megamoe_router_desc": RouterDesc,
+    "megamoe_stored_layer": StoredLayer, "megamoe_convert_options": ConvertOptions,
+    "megamoe_router_desc": RouterDesc, "megamoe_workspace_views": WorkspaceViews,
+    "megamoe_plan": Plan, "megamoe_placement": Placement,
     "megamoe_layer_options": LayerOptions, "megamoe_shape": Shape, "megamoe_capacity": Capacity,
     "megamoe_forward_call": ForwardCall, "megamoe_workspace_detail": WorkspaceDetail,
     "megamoe_workspace_times": WorkspaceTimes, "megamoe_reference_options": ReferenceOptions,
@@ -179,14 +220,17 @@ PROTOTYPES = {
     "megamoe_device_close": (None, [c_void_p]),
     "megamoe_device_count": (_status, [c_char_p, POINTER(c_int32)]),
     "megamoe_device_describe": (_status, [c_void_p, POINTER(DeviceInfo)]),
+    "megamoe_device_measure": (_status, [c_void_p, POINTER(DeviceCeilings)]),
     "megamoe_comm_self": (_status, [_handle]),
     "megamoe_comm_threads": (_status, [c_int32, _handle]),
     "megamoe_comm_folded": (_status, [c_int32, _handle]),
     "megamoe_comm_from_env": (_status, [POINTER(CommOptions), _handle]),
+    "megamoe_comm_tcp": (_status, [POINTER(TcpOptions), _handle]),
     "megamoe_comm_custom": (_status, [POINTER(Bootstrap), _handle]),
     "megamoe_comm_close": (None, [c_void_p]),
     "megamoe_comm_rank": (c_int32, [c_void_p]),
     "megamoe_comm_size": (c_int32, [c_void_p]),
+    "megamoe_comm_allgather": (_status, [c_void_p, c_void_p, c_void_p, c_size_t]),
     "megamoe_comm_abort": (None, [c_void_p]),
     "megamoe_weights_from_tensors": (_status, [POINTER(LayerDesc), POINTER(Matrix), _handle]),
     "megamoe_weights_open": (_status, [c_char_p, _handle]),
@@ -205,6 +249,8 @@ PROTOTYPES = {
     "megamoe_checkpoint_weights": (_status, [c_void_p, c_int32, _handle]),
     "megamoe_checkpoint_quantize": (_status, [c_void_p, c_int32, POINTER(QuantizeOptions),
                                               _handle]),
+    "megamoe_checkpoint_stored": (_status, [c_void_p, c_int32, POINTER(StoredLayer)]),
+    "megamoe_checkpoint_convert": (_status, [c_void_p, POINTER(ConvertOptions), c_char_p]),
     "megamoe_checkpoint_router": (_status, [c_void_p, c_int32, _handle]),
     "megamoe_router_create": (_status, [POINTER(RouterDesc), _view, _view, _view, _view, _handle]),
     "megamoe_router_close": (None, [c_void_p]),
@@ -214,6 +260,12 @@ PROTOTYPES = {
                                        _handle]),
     "megamoe_layer_close": (None, [c_void_p]),
     "megamoe_layer_bytes": (c_uint64, [c_void_p]),
+    "megamoe_layer_receive_counts": (_status, [c_void_p, POINTER(c_int64), c_int32]),
+    "megamoe_layer_reset_counts": (_status, [c_void_p]),
+    "megamoe_layer_loads": (_status, [c_void_p, c_void_p, POINTER(c_int64), c_int32]),
+    "megamoe_layer_place": (_status, [c_void_p, c_void_p, POINTER(Placement)]),
+    "megamoe_placement_balance": (_status, [POINTER(c_int64), c_int32, c_int32, c_int32,
+                                            POINTER(c_int32)]),
     "megamoe_workspace_create": (_status, [c_void_p, c_void_p, POINTER(Shape), POINTER(Capacity),
                                            _handle]),
     "megamoe_workspace_close": (None, [c_void_p]),
@@ -221,6 +273,9 @@ PROTOTYPES = {
     "megamoe_workspace_part": (c_bool, [c_void_p, c_int32, POINTER(c_char_p), POINTER(c_uint64)]),
     "megamoe_prewarm": (_status, [c_void_p, c_void_p]),
     "megamoe_stage": (_status, [c_void_p, _view, _view, _view, c_int64, c_void_p]),
+    "megamoe_workspace_get_views": (_status, [c_void_p, POINTER(WorkspaceViews)]),
+    "megamoe_commit_staged": (_status, [c_void_p, c_int64, c_void_p]),
+    "megamoe_workspace_set_plan": (_status, [c_void_p, POINTER(Plan)]),
     "megamoe_forward": (_status, [c_void_p, c_void_p, _view, c_void_p]),
     "megamoe_forward_group": (_status, [POINTER(ForwardCall), c_int32]),
     "megamoe_workspace_status": (_status, [c_void_p, POINTER(WorkspaceDetail)]),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from ctypes import POINTER, byref, c_char_p, c_int64, c_uint64, c_void_p, cast, pointer
+from ctypes import (POINTER, byref, c_char_p, c_int32, c_int64, c_uint64, c_void_p, cast,
+                    pointer)
 from typing import Any, Iterable, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from . import _abi
 from ._abi import lib
 from ._errors import InvalidArgumentError, check, error
 from ._objects import Comm, Device, Handle, choice
-from ._tensor import Tensor, borrow, current_stream, rows_view
+from ._tensor import Tensor, borrow, current_stream, memory, rows_view
 from ._weights import Batch, Weights, on_device
 
 PHASES = ("none", "count", "dispatch", "experts", "combine")
@@ -29,12 +30,27 @@ def _output(value: Any, tokens: int, hidden: int, device: str, stream: int | Non
     return tensor, view
 
 
+def _int64(array: np.ndarray) -> Any:
+    return cast(array.ctypes.data, POINTER(c_int64))
+
+
+def _map(physical_to_logical: Iterable[int] | None, into: Any) -> np.ndarray:
+    """The map as an array, set in the C options `into`; empty for None."""
+    physical = np.ascontiguousarray([] if physical_to_logical is None
+                                    else list(physical_to_logical), np.int32)
+    if physical.size:
+        into.physical_to_logical = cast(physical.ctypes.data, POINTER(c_int32))
+        into.physical_experts = physical.size
+    return physical
+
+
 class Workspace(Handle):
     """The buffers of one (communicator, device, shape, capacity); one serves all layers of a shape.
 
     hidden, intermediate, experts, topk: of the layers. `tokens`: the largest batch of this rank.
-    input_scale: "token", "block" or "block_f32" (docs/numerics.md, item 1). pool_rows: routes that
-    a rank can receive; 0 is a default. deadline_ms: of waits between ranks; 0 is 30 seconds.
+    input_scale: "token", "block" or "block_f32" (docs/numerics.md, item 1). activations: "e4m3",
+    or "int8" on a CPU, faster there, with sums of their own (item 3). pool_rows: routes that a rank
+    can receive; 0 is a default. deadline_ms: of waits between ranks; 0 is 30 seconds.
 
     Collective. Calls on one workspace are ordered by the caller: by one stream, or by events. It is
     closed, and collected, when no rank is inside a forward of it.
@@ -42,11 +58,13 @@ class Workspace(Handle):
 
     def __init__(self, device: Device, *, hidden: int, intermediate: int, experts: int, topk: int,
                  tokens: int, comm: Comm | None = None, input_scale: str = "token",
-                 physical_experts: int = 0, pool_rows: int = 0, deadline_ms: int = 0):
+                 activations: str = "e4m3", physical_experts: int = 0, pool_rows: int = 0,
+                 deadline_ms: int = 0):
         own_comm = comm is None
         comm = comm or Comm()
         shape = _abi.Shape(hidden=hidden, intermediate=intermediate, experts=experts, topk=topk,
                            input_scale=choice(_abi.INPUT_SCALES, input_scale, "input_scale"),
+                           activations=choice(_abi.ACTIVATIONS, activations, "activations"),
                            physical_experts=physical_experts)
         capacity = _abi.Capacity(tokens=tokens, pool_rows=pool_rows, deadline_ms=deadline_ms)
         result = c_void_p()
@@ -60,6 +78,7 @@ class Workspace(Handle):
         super().__init__(result.value, lib.megamoe_workspace_close, device, comm)
         self.device, self.comm = device, comm
         self.hidden, self.topk, self.tokens = hidden, topk, tokens
+        self.activations, self.input_scale = activations, input_scale
         self._staged = 0
 
     @property
@@ -92,6 +111,35 @@ class Workspace(Handle):
         check(lib.megamoe_stage(self.pointer, *batch.views, batch.tokens, stream))
         self._staged = batch.tokens
 
+    def views(self) -> dict[str, Any]:
+        """Where a caller writes a batch by itself, for `commit`: "codes" [tokens, hidden],
+        "scales" [tokens, 1 or hidden / 128], "topk_ids" int32 and "topk_weights" float32
+        [tokens, topk] (include/megamoe/layer.h, megamoe_workspace_views).
+
+        numpy arrays on a CPU; on a GPU objects with `__cuda_array_interface__`, such as
+        torch.as_tensor takes. The codes of E4M3 and scales of E8M0 are uint8. They are memory of
+        this workspace and keep it alive.
+        """
+        views = _abi.WorkspaceViews()
+        check(lib.megamoe_workspace_get_views(self.pointer, byref(views)))
+        by_token = self.activations == "e4m3" and self.input_scale == "token"
+        columns = {"codes": self.hidden, "scales": 1 if by_token else -(-self.hidden // 128),
+                   "topk_ids": self.topk, "topk_weights": self.topk}
+        return {name: memory(getattr(views, name), count, self.device.type, self)
+                for name, count in columns.items()}
+
+    def commit(self, tokens: int, *, stream: int | None = None) -> None:
+        """Declares the first `tokens` rows of `views()` to be the batch, instead of `stage`."""
+        check(lib.megamoe_commit_staged(self.pointer, tokens, stream))
+        self._staged = tokens
+
+    def set_plan(self, *, token_tile: int = 0, lag: int = 0) -> None:
+        """How a GPU cuts up later forwards; 0 leaves the choice to the library. No result depends
+        on it. token_tile: tokens of a tile, one of the widths compiled; lag: token tiles by which
+        FC2 follows FC1."""
+        plan = _abi.Plan(token_tile=token_tile, lag=lag)
+        check(lib.megamoe_workspace_set_plan(self.pointer, byref(plan)))
+
     def forward(self, layer: "Layer", out: Any, *, stream: int | None = None) -> None:
         """Computes the staged batch. Collective. out: BF16 [n, hidden], written.
 
@@ -121,8 +169,7 @@ class Workspace(Handle):
     def receive_counts(self, experts: int) -> np.ndarray:
         """Routes that this rank's `experts` physical experts received last: int64 [experts]."""
         counts = np.zeros(experts, np.int64)
-        check(lib.megamoe_workspace_receive_counts(
-            self.pointer, cast(counts.ctypes.data, POINTER(c_int64)), experts))
+        check(lib.megamoe_workspace_receive_counts(self.pointer, _int64(counts), experts))
         return counts
 
     def times(self) -> dict[str, float]:
@@ -143,6 +190,7 @@ class Layer(Handle):
     map_prepared: on the CPU use a prepared file in place, mapped and shared between processes,
     instead of reading it; whoever cuts it then ends the process with SIGBUS.
     physical_to_logical: which expert each physical expert holds, for replicas.
+    activations, input_scale: of the workspaces that the layer makes; see `Workspace`.
     round_outside_window: on a GPU round what lies outside its window instead of refusing it.
 
     `weights` may be closed once the layer is there.
@@ -151,7 +199,10 @@ class Layer(Handle):
     def __init__(self, weights: Weights, device: Device | str = "cpu", *, comm: Comm | None = None,
                  accumulate: str = "mma", nvfp4: str = "exact", weight_after_fc2: bool = False,
                  map_prepared: bool = False, round_outside_window: bool = False,
-                 physical_to_logical: Iterable[int] | None = None):
+                 physical_to_logical: Iterable[int] | None = None, activations: str = "e4m3",
+                 input_scale: str = "token"):
+        choice(_abi.ACTIVATIONS, activations, "activations")
+        choice(_abi.INPUT_SCALES, input_scale, "input_scale")
         own: list[Handle] = []
         if comm is None:
             comm = Comm()
@@ -163,12 +214,7 @@ class Layer(Handle):
             accumulate=choice(_abi.ACCUMULATE, accumulate, "accumulate"),
             nvfp4=choice(_abi.NVFP4_MODES, nvfp4, "nvfp4"), weight_after_fc2=weight_after_fc2,
             map_prepared=map_prepared, round_outside_window=round_outside_window)
-        physical = np.ascontiguousarray([] if physical_to_logical is None
-                                        else list(physical_to_logical), np.int32)
-        if physical.size:
-            options.physical_to_logical = cast(physical.ctypes.data,
-                                               type(options.physical_to_logical))
-            options.physical_experts = physical.size
+        physical = _map(physical_to_logical, options)
         result = c_void_p()
         try:
             check(lib.megamoe_layer_create(comm.pointer, device.pointer, weights.pointer,
@@ -183,6 +229,7 @@ class Layer(Handle):
         self.hidden, self.intermediate = weights.hidden, weights.intermediate
         self.experts, self.topk, self.format = weights.experts, weights.topk, weights.format
         self.physical_experts = physical.size or weights.experts
+        self.activations, self.input_scale = activations, input_scale
         self._own = own
         self._workspaces: dict[int, Workspace] = {}
 
@@ -200,14 +247,53 @@ class Layer(Handle):
 
     def workspace(self, tokens: int, topk: int | None = None, **options) -> Workspace:
         """A workspace for batches of up to `tokens` tokens; options as those of Workspace."""
-        return Workspace(self.device, comm=self.comm, hidden=self.hidden,
-                         intermediate=self.intermediate, experts=self.experts,
-                         topk=topk or self.topk, tokens=tokens,
-                         physical_experts=self.physical_experts, **options)
+        return Workspace(self.device, hidden=self.hidden, intermediate=self.intermediate,
+                         experts=self.experts, topk=topk or self.topk, tokens=tokens,
+                         **{"comm": self.comm, "physical_experts": self.physical_experts,
+                            "activations": self.activations, "input_scale": self.input_scale,
+                            **options})
 
     def prewarm(self, workspace: Workspace) -> None:
         """Makes the first forward cost what later ones do; on a GPU also allows graph capture."""
         check(lib.megamoe_prewarm(self.pointer, workspace.pointer))
+
+    def receive_counts(self) -> np.ndarray:
+        """Routes that this rank's physical experts have received from this layer since it was
+        made, placed or `reset_counts`: int64, in their order."""
+        ranks, rank = self.comm.size, self.comm.rank
+        counts = np.zeros(self.physical_experts // ranks + (rank < self.physical_experts % ranks),
+                          np.int64)
+        check(lib.megamoe_layer_receive_counts(self.pointer, _int64(counts), counts.size))
+        return counts
+
+    def reset_counts(self) -> None:
+        check(lib.megamoe_layer_reset_counts(self.pointer))
+
+    def loads(self) -> np.ndarray:
+        """Collective: these counts over all ranks and replicas, by expert: int64 [experts]."""
+        loads = np.zeros(self.experts, np.int64)
+        check(lib.megamoe_layer_loads(self.comm.pointer, self.pointer, _int64(loads), loads.size))
+        return loads
+
+    def place(self, physical_to_logical: Iterable[int] | None = None, *, comm: Comm | None = None,
+              weights: Weights | None = None) -> None:
+        """Collective, between forwards: moves the packed experts so that physical expert p holds
+        physical_to_logical[p] (None: each its own), as `balance_experts` proposes. Bits stay.
+
+        comm: another communicator, of the survivors of a fault. weights: from where experts are
+        taken that this rank does not hold. Workspaces for another number of physical experts, or
+        of another communicator, are made anew. See include/megamoe/placement.h.
+        """
+        comm = comm or self.comm
+        placement = _abi.Placement(weights=weights.pointer if weights else None)
+        physical = _map(physical_to_logical, placement)
+        check(lib.megamoe_layer_place(comm.pointer, self.pointer, byref(placement)))
+        self._close_workspaces()
+        self.physical_experts = physical.size or self.experts
+        if comm is not self.comm:
+            comm._children.add(self)
+            self._parents = (*self._parents, comm)
+            self.comm = comm
 
     def __call__(self, x: Any, topk_ids: Any, topk_weights: Any, out: Any = None) -> Any:
         """One batch, in a workspace that the layer makes and keeps. For one rank.
@@ -240,10 +326,13 @@ class Layer(Handle):
             kept.raise_pending()
         return out
 
-    def close(self) -> None:
+    def _close_workspaces(self) -> None:
         for workspace in self._workspaces.values():
             workspace.close()
         self._workspaces.clear()
+
+    def close(self) -> None:
+        self._close_workspaces()
         super().close()
         for handle in self._own:
             handle.close()
@@ -265,3 +354,16 @@ def forward_group(layers: Sequence[Layer], workspaces: Sequence[Workspace], outs
         call.layer, call.workspace = layer.pointer, workspace.pointer
         call.y, call.stream = pointer(view), on
     check(lib.megamoe_forward_group(calls, len(calls)))
+
+
+def balance_experts(loads: Any, *, ranks: int, physical_experts: int) -> np.ndarray:
+    """A map for `Layer.place` that spreads these loads, one for each expert, over the ranks:
+    int32 [physical_experts]. The most loaded experts get replicas. The same input gives the same
+    map, on every machine."""
+    counts = np.ascontiguousarray(loads, np.int64)
+    if counts.ndim != 1:
+        raise InvalidArgumentError(f"loads: shape {list(counts.shape)}; expected [experts]")
+    physical = np.zeros(max(physical_experts, 0), np.int32)
+    check(lib.megamoe_placement_balance(_int64(counts), counts.size, ranks, physical.size,
+                                        cast(physical.ctypes.data, POINTER(c_int32))))
+    return physical

@@ -11,7 +11,8 @@ from typing import Any, Callable, Iterator, Sequence
 
 from . import _abi
 from ._abi import lib
-from ._errors import InvalidArgumentError, NotFoundError, StateError, check
+from ._errors import (DeviceError, InvalidArgumentError, NotFoundError, StateError,
+                      UnsupportedError, check)
 
 
 class Handle:
@@ -63,6 +64,13 @@ def name_of(table: dict[str, int], value: int) -> str:
     return next(name for name, number in table.items() if number == value)
 
 
+def members(struct: ctypes.Structure) -> dict[str, Any]:
+    """The members of a C struct by name, its text as str."""
+    names = [name for name, *_ in struct._fields_ if name != "struct_size"]
+    return {name: value.decode(errors="replace") if isinstance(value, bytes) else value
+            for name, value in ((name, getattr(struct, name)) for name in names)}
+
+
 class Device(Handle):
     """The CPU or a Hopper GPU, opened by name: "cpu", "cuda", "cuda:1".
 
@@ -92,12 +100,33 @@ class Device(Handle):
         """What the device is: name, model, tier, threads, cores, memory_bytes, ..."""
         info = _abi.DeviceInfo()
         check(lib.megamoe_device_describe(self.pointer, byref(info)))
-        return {name: value.decode() if isinstance(value, bytes) else value
-                for name, value in ((field[0], getattr(info, field[0])) for field in info._fields_)
-                if name != "struct_size"}
+        return members(info)
+
+    def measure(self) -> dict[str, float]:
+        """What the device can do at best, measured now, in about a second: read_gbs; of a CPU
+        dot_gflops and int8_gops, of a GPU copy_gbs and mma_tflops."""
+        ceilings = _abi.DeviceCeilings()
+        check(lib.megamoe_device_measure(self.pointer, byref(ceilings)))
+        return members(ceilings)
 
     def __repr__(self) -> str:
         return f"Device({self.name!r})"
+
+
+def cuda_built() -> bool:
+    """Whether the library has CUDA kernels: it was built where nvcc was."""
+    with Device(threads=1, pin_threads=False) as device:
+        return device.info()["cuda_built"]
+
+
+def cuda_available() -> bool:
+    """Whether the device "cuda" can be opened: kernels in the library, a driver, a Hopper GPU.
+    `Device("cuda")` says what is missing."""
+    try:
+        Device("cuda").close()
+    except (UnsupportedError, DeviceError):
+        return False
+    return True
 
 
 def device_count(kind: str = "cuda") -> int:
@@ -145,6 +174,18 @@ class Comm(Handle):
         return cls(pointer.value)
 
     @classmethod
+    def from_tcp(cls, rank: int, size: int, *, port: int, address: str = "127.0.0.1",
+                 job: str | None = None, deadline_ms: int = 0) -> "Comm":
+        """This process's rank; all find each other at a port of rank 0, which is at `address`.
+        `job`: a word that all ranks of a job have. Waits for all ranks."""
+        options = _abi.TcpOptions(rank=rank, size=size, port=port, address=address.encode(),
+                                  job=None if job is None else job.encode(),
+                                  creation_deadline_ms=deadline_ms)
+        pointer = c_void_p()
+        check(lib.megamoe_comm_tcp(byref(options), byref(pointer)))
+        return cls(pointer.value)
+
+    @classmethod
     def from_allgather(cls, rank: int, size: int, allgather: Callable[[bytes], Sequence[bytes]], *,
                        deadline_ms: int = 0) -> "Comm":
         """This process's rank, brought together with the others by a function of the caller's.
@@ -173,6 +214,13 @@ class Comm(Handle):
             raise failure[0]
         check(status)
         return cls(pointer.value)
+
+    def allgather(self, mine: bytes) -> list[bytes]:
+        """Collective: the bytes of all ranks, in their order; all bring the same number, not 0."""
+        everything = ctypes.create_string_buffer(max(1, self.size * len(mine)))
+        check(lib.megamoe_comm_allgather(self.pointer, mine, everything, len(mine)))
+        return [everything.raw[rank * len(mine):(rank + 1) * len(mine)]
+                for rank in range(self.size)]
 
     def abort(self) -> None:
         """Makes the waits of all ranks end with PeerError. Any thread may call it."""
@@ -218,6 +266,28 @@ class Checkpoint(Handle):
         pointer = c_void_p()
         check(lib.megamoe_checkpoint_quantize(self.pointer, layer, byref(options), byref(pointer)))
         return Weights(pointer.value)
+
+    def stored(self, layer: int) -> dict[str, Any]:
+        """How a layer's experts are stored: family, format, wide (True: FP8 or BF16, which
+        `quantize` reads), has_bias, hidden, intermediate, experts, topk, block_rows,
+        block_columns (values that share a scale) and activation."""
+        from ._weights import Activation
+        stored = _abi.StoredLayer()
+        check(lib.megamoe_checkpoint_stored(self.pointer, layer, byref(stored)))
+        found = stored.activation
+        return {**members(stored),
+                "activation": Activation(found.alpha or 1.0, found.offset, found.limit)}
+
+    def convert(self, path: str | os.PathLike, family: str, format: str | None = None) -> None:
+        """Writes the expert layers, their routers and config.json as another family stores them,
+        without loss, into the new directory `path`.
+
+        family: "deepseek-v4", "modelopt-nvfp4", "compressed-tensors" or "gpt-oss"; format:
+        "mxfp4" or "nvfp4", by default the stored one if the family has it.
+        """
+        options = _abi.ConvertOptions(
+            family=family.encode(), format=choice(_abi.FORMATS, format, "format") if format else 0)
+        check(lib.megamoe_checkpoint_convert(self.pointer, byref(options), os.fsencode(path)))
 
     def router(self, layer: int):
         """The router of a layer; NotFoundError if the checkpoint has none."""

@@ -88,6 +88,42 @@ def borrow(value: Any, what: str, stream: int | None = None) -> Tensor:
     return Tensor((tensor.data or 0) + tensor.byte_offset, dtype, shape, strides, device, capsule)
 
 
+class CudaArray:
+    """Memory of the library on a GPU, for whoever knows `__cuda_array_interface__`."""
+
+    def __init__(self, interface: dict[str, Any], owner: Any):
+        self.__cuda_array_interface__ = interface
+        self._owner = owner
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.__cuda_array_interface__["shape"]
+
+
+class _HostArray:
+    """The same of the host, as numpy takes it."""
+
+    def __init__(self, interface: dict[str, Any], owner: Any):
+        self.__array_interface__ = interface
+        self._owner = owner
+
+
+# How numpy and CUDA's array interface name the library's elements; what they do not know is bytes.
+_TYPES = {_abi.DTYPE_BF16: "<u2", _abi.DTYPE_F32: "<f4", _abi.DTYPE_E4M3: "|u1",
+          _abi.DTYPE_E8M0: "|u1", _abi.DTYPE_I32: "<i4", _abi.DTYPE_I64: "<i8",
+          _abi.DTYPE_I8: "|i1"}
+
+
+def memory(view: _abi.View, columns: int, kind: str, owner: Any) -> Any:
+    """Memory of the library [rows, columns]: a numpy array of the CPU, a CudaArray of a GPU."""
+    size = int(_TYPES[view.dtype][2:])
+    interface = {"shape": (view.rows, columns), "typestr": _TYPES[view.dtype],
+                 "strides": ((view.stride or columns) * size, size), "data": (view.data, False),
+                 "version": 3}
+    return (CudaArray(interface, owner) if kind == "cuda"
+            else np.asarray(_HostArray(interface, owner)))
+
+
 def rows_view(tensor: Tensor, what: str, columns: int) -> _abi.View:
     """The view of a matrix [rows, columns] whose columns lie side by side."""
     if len(tensor.shape) != 2 or tensor.shape[1] != columns:

@@ -175,7 +175,8 @@ class Weights(Handle):
 
     def reference(self, x: Any, topk_ids: Any, topk_weights: Any, *, device: str = "cpu",
                   accumulate: str = "mma", nvfp4: str = "exact", weight_after_fc2: bool = False,
-                  input_scale: str = "token", threads: int = 0) -> np.ndarray:
+                  input_scale: str = "token", activations: str = "e4m3",
+                  threads: int = 0) -> np.ndarray:
         """What `Layer` gives, to the bit, computed by the scalar reference. Slow.
 
         x: BF16 [n, hidden]; topk_ids: int32 or int64 [n, k]; topk_weights: float32 or BF16 [n, k];
@@ -186,7 +187,8 @@ class Weights(Handle):
             sum=choice({"cpu": 0, "cuda": 1}, device, "device"), threads=threads,
             accumulate=choice(_abi.ACCUMULATE, accumulate, "accumulate"),
             nvfp4=choice(_abi.NVFP4_MODES, nvfp4, "nvfp4"), weight_after_fc2=weight_after_fc2,
-            input_scale=choice(_abi.INPUT_SCALES, input_scale, "input_scale"))
+            input_scale=choice(_abi.INPUT_SCALES, input_scale, "input_scale"),
+            activations=choice(_abi.ACTIVATIONS, activations, "activations"))
         batch = Batch(x, topk_ids, topk_weights, self.hidden, "cpu", None)
         y = np.empty((batch.tokens, self.hidden), np.uint16)
         check(lib.megamoe_reference_forward(

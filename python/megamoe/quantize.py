@@ -23,11 +23,12 @@ BOUNDS = np.array([.25, np.nextafter(.75, 0), 1.25, np.nextafter(1.75, 0), 2.5,
 
 class Quantized(NamedTuple):
     """codes uint8 [..., n / 2], the low nibble first; scales uint8 [..., n / 32 or n / 16];
-    global_scale float32 [...] without the last two dimensions (1 for MXFP4)."""
+    global_scale float32 [...] without the last two dimensions (1 for MXFP4). numpy arrays, of
+    `megamoe.torch.quantize` tensors."""
 
-    codes: np.ndarray
-    scales: np.ndarray
-    global_scale: np.ndarray
+    codes: Any
+    scales: Any
+    global_scale: Any
 
 
 def _e4m3(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

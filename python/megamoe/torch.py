@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from ctypes import byref
-from typing import Any
+from typing import Any, Iterable
 
 import torch
 import torch.distributed
@@ -118,7 +118,8 @@ class MegaMoELayer(torch.nn.Module):
     layers of a shape on a device.
     comm: the ranks that share the experts. All of them then create the same layers in the same
     order and call them together, with up to max_tokens tokens of their own, or none.
-    options: those of `megamoe.Layer`, such as nvfp4="folded" or round_outside_window=True.
+    options: those of `megamoe.Layer`, such as nvfp4="folded", activations="int8" (on a CPU) or
+    round_outside_window=True.
     """
 
     def __init__(self, weights: Weights, device: str | torch.device | Device = "cpu", *,
@@ -143,7 +144,7 @@ class MegaMoELayer(torch.nn.Module):
     def _workspace(self, topk: int, max_tokens: int) -> _Shared:
         layer = self.layer
         key = (layer.device, layer.comm, layer.hidden, layer.intermediate, layer.experts,
-               layer.physical_experts, topk, max_tokens)
+               layer.physical_experts, layer.activations, layer.input_scale, topk, max_tokens)
         shared = _workspaces.get(key)
         if shared is None:
             shared = _workspaces[key] = _Shared(layer.workspace(max_tokens, topk))
@@ -175,6 +176,20 @@ class MegaMoELayer(torch.nn.Module):
         with Weights.from_tensors(*host, format=format, topk=topk,
                                   activation=activation) as weights:
             return cls(weights, device, **options)
+
+    def place(self, physical_to_logical: Iterable[int] | None = None, *,
+              weights: Weights | None = None) -> None:
+        """Collective, between forwards: moves experts between ranks; see `megamoe.Layer.place`.
+        `self.layer` counts loads: `receive_counts`, `loads`, `reset_counts`."""
+        with self._lock:
+            self.layer.place(physical_to_logical, weights=weights)
+            self._shared = self._workspace(self.topk, self.max_tokens)
+            self.layer.prewarm(self._shared.workspace)
+
+    def set_plan(self, *, token_tile: int = 0, lag: int = 0) -> None:
+        """On a GPU: of all layers that share this one's workspace; see `megamoe.Workspace`."""
+        with self._lock:
+            self._shared.workspace.set_plan(token_tile=token_tile, lag=lag)
 
     def forward(self, x: torch.Tensor, topk_ids: torch.Tensor,
                 topk_weights: torch.Tensor) -> torch.Tensor:

@@ -240,9 +240,10 @@ def _biases(module: Any) -> dict[str, np.ndarray | None]:
 
 def _quantized(module: Any, format: str, activation: Activation, topk: int) -> Weights:
     biases = _biases(module)
-    projections = {name: Projection(*(plane.cpu().numpy() for plane in quantize(part, format)),
-                                    biases[name])
-                   for name, part in _parts(module).items()}
+    projections: dict[str, Any] = {}
+    for name, part in _parts(module).items():
+        codes, scales, global_scale = (plane.cpu().numpy() for plane in quantize(part, format))
+        projections[name] = Projection(codes, scales, global_scale, biases[name])
     return Weights.from_tensors(**projections, format=format, topk=topk, activation=activation)
 
 

@@ -16,11 +16,11 @@ CONSTANTS = {
     **{f"MEGAMOE_{name}": getattr(_abi, name) for name in (
         "OK EINVAL ENOMEM EIO EFORMAT ENOTFOUND EUNSUPPORTED EINEXACT ECAPACITY EID ESTATE "
         "ETIMEDOUT EPEER EDEVICE ECHECK DTYPE_BF16 DTYPE_F32 DTYPE_E4M3 DTYPE_E8M0 DTYPE_I32 "
-        "DTYPE_I64 GATE UP DOWN").split()},
+        "DTYPE_I64 DTYPE_I8 GATE UP DOWN").split()},
     **{f"MEGAMOE_{prefix}_{name.upper().replace('-', '_')}": value
        for prefix, table in (("FORMAT", _abi.FORMATS), ("NVFP4", _abi.NVFP4_MODES),
                              ("ACCUMULATE", _abi.ACCUMULATE), ("SCALE", _abi.INPUT_SCALES),
-                             ("SUM", _abi.SUMS), ("ROUTER", _abi.ROUTER_RULES))
+                             ("SUM", _abi.SUMS), ("ACTIVATIONS", _abi.ACTIVATIONS), ("ROUTER", _abi.ROUTER_RULES))
        for name, value in table.items()},
 }
 

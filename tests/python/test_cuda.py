@@ -38,6 +38,7 @@ class Cuda(Case):
         with megamoe.Device("cuda") as device:
             self.assertEqual((device.name, device.type), ("cuda:0", "cuda"))
             self.assertIn("H200", device.info()["model"])
+        self.assertTrue(megamoe.cuda_available())
 
     def test_streams(self):
         with self.weights("mxfp4") as weights, megamoe.Layer(weights, "cuda:0") as layer, \
@@ -65,6 +66,22 @@ class Cuda(Case):
             ids.index = 1
             with self.assertRaisesRegex(ValueError, "topk_ids: on cuda:1; expected on cuda:0"):
                 layer(x, ids, scale, out)
+
+    def test_views_and_plan(self):
+        with self.weights("mxfp4") as weights, megamoe.Layer(weights, "cuda:0") as layer, \
+                layer.workspace(tokens=8, input_scale="block") as workspace:
+            views = workspace.views()
+            codes = views["codes"].__cuda_array_interface__
+            self.assertEqual((views["codes"].shape, codes["typestr"], codes["version"]),
+                             ((8, weights.hidden), "|u1", 3))
+            self.assertEqual(views["scales"].shape, (8, 2))
+            self.assertNotEqual(codes["data"][0], views["topk_ids"].__cuda_array_interface__["data"])
+            workspace.commit(3, stream=0x1234)
+            workspace.set_plan(token_tile=16, lag=2)
+            with self.assertRaisesRegex(ValueError, "lag"):
+                workspace.set_plan(lag=-1)
+            with self.assertRaises(megamoe.UnsupportedError):
+                layer.workspace(tokens=8, activations="int8")
 
     def test_prepared(self):
         with self.weights("mxfp4") as weights:

@@ -43,6 +43,54 @@ class Forward(Case):
                 with self.subTest(options), megamoe.Layer(weights, **options) as layer:
                     self.assertSameBits(layer(*batch), weights.reference(*batch, **options))
 
+    def test_int8(self):
+        """Activations of int8: bits of their own reference, one row alone and in a batch."""
+        with self.weights("mxfp4") as weights:
+            x, ids, scale = batch = self.batch(weights, 21)
+            with megamoe.Layer(weights, activations="int8") as layer:
+                y = layer(*batch)
+                self.assertSameBits(y, weights.reference(*batch, activations="int8"))
+                self.assertSameBits(layer(x[4:5], ids[4:5], scale[4:5]), y[4:5])
+                self.assertEqual(layer.workspace(tokens=1).activations, "int8")
+            with self.assertRaisesRegex(ValueError, "activations='fp8'; expected one of e4m3, int8"):
+                megamoe.Layer(weights, activations="fp8")
+            with megamoe.Layer(weights) as layer, layer.workspace(4, activations="int8") as other:
+                self.assertEqual(other.views()["codes"].dtype, np.int8)
+        with self.weights("nvfp4") as weights, \
+                megamoe.Layer(weights, nvfp4="folded", activations="int8") as layer, \
+                self.assertRaises(megamoe.UnsupportedError):
+            layer(*batch)
+
+    def test_own_codes(self):
+        """A batch that the caller writes itself into the views: the bits of one that is staged."""
+        with self.weights("mxfp4") as weights, megamoe.Layer(weights) as layer:
+            for options, types in (({}, ("uint8", "float32", (9, 1))),
+                                   ({"input_scale": "block"}, ("uint8", "uint8", (9, 2))),
+                                   ({"activations": "int8"}, ("int8", "float32", (9, 2)))):
+                with self.subTest(options), layer.workspace(tokens=9, **options) as one, \
+                        layer.workspace(tokens=9, **options) as other:
+                    batch = self.batch(weights, 9)
+                    one.stage(*batch)
+                    found, into = one.views(), other.views()
+                    self.assertEqual((found["codes"].dtype, found["scales"].dtype,
+                                      found["scales"].shape), types)
+                    self.assertEqual(found["codes"].shape, (9, 160))
+                    self.assertEqual(found["topk_ids"].tolist(), batch[1].tolist())
+                    outs = [np.empty((7, 160), np.uint16) for _ in range(2)]
+                    one.commit(7)
+                    for name, values in found.items():
+                        into[name][:7] = values[:7]
+                    other.commit(7)
+                    for workspace, out in zip((one, other), outs):
+                        workspace.forward(layer, out)
+                    self.assertSameBits(*outs)
+                    self.assertNotEqual(outs[0].sum(), 0)
+                    with self.assertRaises(megamoe.CapacityError):
+                        other.commit(10)
+            with layer.workspace(tokens=1) as workspace, \
+                    self.assertRaises(megamoe.UnsupportedError):
+                workspace.set_plan(token_tile=16)
+
     def test_kinds_of_input(self):
         with self.weights("mxfp4") as weights, megamoe.Layer(weights) as layer:
             x, ids, scale = self.batch(weights, 12)
@@ -131,6 +179,65 @@ class Forward(Case):
             self.assertSameBits(np.concatenate(folded), alone)
 
 
+class Placing(Case):
+    def test_balance(self):
+        loads = [1, 50, 3, 9]
+        found = megamoe.balance_experts(loads, ranks=2, physical_experts=6)
+        self.assertEqual(found.tolist(), megamoe.balance_experts(
+            np.array(loads), ranks=2, physical_experts=6).tolist())
+        self.assertEqual(set(found), {0, 1, 2, 3})
+        self.assertEqual([1 in rank for rank in np.split(found, 2)], [True, True])
+        for loads, physical in (([1, 2, 3], 2), ([1, -2], 2), ([[1], [2]], 2)):
+            with self.subTest(loads), self.assertRaises(ValueError):
+                megamoe.balance_experts(loads, ranks=1, physical_experts=physical)
+
+    def test_place(self):
+        """Two ranks count loads and move their experts; the bits of one rank before and after."""
+        with self.weights("mxfp4") as weights:
+            batch = self.batch(weights, 20)
+            with megamoe.Layer(weights) as layer:
+                alone = layer(*batch)
+                self.assertEqual(layer.receive_counts().tolist(), layer.loads().tolist())
+                self.assertEqual(layer.loads().tolist(),
+                                 np.bincount(batch[1].ravel(), minlength=8).tolist())
+                layer.reset_counts()
+                layer.place(list(range(8)) + [3, 3])
+                self.assertSameBits(layer(*batch), alone)
+                self.assertEqual(layer.receive_counts().size, 10)
+
+            outs, maps, told, done = {}, {}, {}, threading.Barrier(2)
+
+            def rank(comm, device):
+                half = [part[10 * comm.rank:10 * comm.rank + 10] for part in batch]
+                layer = megamoe.Layer(weights, device, comm=comm,
+                                      physical_to_logical=[*range(8), 0, 1])
+                workspace = layer.workspace(tokens=10)
+                for number in range(2):
+                    out = np.empty((10, 160), np.uint16)
+                    workspace.stage(*half)
+                    workspace.forward(layer, out)
+                    outs[number, comm.rank] = out
+                    if number == 0:
+                        loads = layer.loads()
+                        maps[comm.rank] = megamoe.balance_experts(loads, ranks=2,
+                                                                  physical_experts=10)
+                        layer.place(maps[comm.rank])
+                told[comm.rank] = comm.allgather(bytes([comm.rank] * 3))
+                done.wait(60)  # no workspace may go while another rank is inside a forward
+
+            threads = [threading.Thread(target=rank, args=(
+                comm, megamoe.Device(threads=1, pin_threads=False)))
+                for comm in megamoe.Comm.threads(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            self.assertEqual(maps[0].tolist(), maps[1].tolist())
+            self.assertEqual(told, {rank: [b"\0\0\0", b"\1\1\1"] for rank in range(2)})
+            for number in range(2):
+                self.assertSameBits(np.concatenate([outs[number, 0], outs[number, 1]]), alone)
+
+
 class Files(Case):
     def test_checkpoint_and_prepared(self):
         path = self.synth("--model", "deepseek-v4-flash", "--scale", "0.05", "--layers", "4")
@@ -155,6 +262,21 @@ class Files(Case):
             with megamoe.Layer.open(self.path("layer.mmoe"), map_prepared=mapped) as a, \
                     megamoe.Layer(weights) as b:
                 self.assertSameBits(a(x, ids, scale), b(x, ids, scale))
+
+    def test_convert_and_stored(self):
+        path = self.synth("--model", "deepseek-v4-flash", "--scale", "0.05", "--layers", "4")
+        with megamoe.Checkpoint(path) as checkpoint, \
+                checkpoint.weights(checkpoint.layers[0]) as weights:
+            stored = checkpoint.stored(0)
+            self.assertEqual((stored["format"], stored["wide"], stored["experts"]),
+                             (weights.format, False, weights.experts))
+            self.assertEqual(stored["activation"], weights.activation)
+            checkpoint.convert(self.path("other"), "compressed-tensors", "mxfp4")
+            with megamoe.Checkpoint(self.path("other")) as again, again.weights(0) as moved:
+                self.assertEqual((again.family, moved.format), ("compressed-tensors", "mxfp4"))
+                self.assertSameBits(moved.unpack(2, "down"), weights.unpack(2, "down"))
+            with self.assertRaises(megamoe.MegaMoEError):
+                checkpoint.convert(self.path("third"), "nothing")
 
     def test_hash_layer(self):
         path = self.synth("--model", "deepseek-v4-flash", "--scale", "0.05", "--layers", "1")
@@ -228,6 +350,11 @@ class Refusals(Case):
         weights.close()
         with self.assertRaisesRegex(megamoe.StateError, "Weights is closed"):
             weights.unpack(0, "gate")
+
+    def test_devices(self):
+        self.assertLessEqual(megamoe.cuda_available(), megamoe.cuda_built())
+        with megamoe.Device() as device:
+            self.assertGreater(device.measure()["read_gbs"], 0)
 
     def test_files_and_devices(self):
         with self.assertRaises(LookupError):

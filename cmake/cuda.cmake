@@ -4,6 +4,9 @@
 set(MEGAMOE_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO (where nvcc is found), ON, OFF")
 set_property(CACHE MEGAMOE_CUDA PROPERTY STRINGS AUTO ON OFF)
 
+# For packages: compiling takes minutes.
+set(MEGAMOE_CUBINS "" CACHE PATH "Embed the cubins of this folder, of another build, instead of compiling")
+
 option(MEGAMOE_CUDA_CHECK "Refuse kernels that spill or whose multiplications are serialized" ON)
 
 set(MM_NVCC "")

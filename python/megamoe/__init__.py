@@ -10,11 +10,12 @@ numpy has no BF16: its bits are uint16 (`to_bfloat16`, `from_bfloat16`), or ml_d
 `megamoe.torch` and `megamoe.transformers` are imported on their own.
 """
 from ._abi import lib as _lib
+from ._comm import Comm
 from ._errors import (CapacityError, CheckError, DeadlineError, DeviceError, ExpertIdError,
                       FileError, FormatError, InexactError, InvalidArgumentError, MegaMoEError,
                       NotFoundError, OutOfMemoryError, PeerError, StateError, UnsupportedError)
 from ._layer import Layer, Workspace, balance_experts, forward_group
-from ._objects import Checkpoint, Comm, Device, cuda_available, cuda_built, device_count
+from ._objects import Checkpoint, Device, cuda_available, cuda_built, device_count
 from ._tensor import from_bfloat16, to_bfloat16
 from ._weights import Activation, Projection, Router, Weights
 from .quantize import Quantized, dequantize, quantize

@@ -83,6 +83,17 @@ class Bootstrap(Sized):
                 ("allgather", ALLGATHER_FN), ("abort", USER_FN), ("close", USER_FN)]
 
 
+ALLTOALLV_FN = CFUNCTYPE(c_int, c_void_p, c_void_p, POINTER(c_size_t), POINTER(c_size_t), c_void_p,
+                         POINTER(c_size_t), POINTER(c_size_t), c_int32)
+
+
+class Transport(Sized):
+    _fields_ = [("struct_size", c_size_t), ("rank", c_int32), ("size", c_int32),
+                ("creation_deadline_ms", c_int32), ("user", c_void_p),
+                ("allgather", ALLGATHER_FN), ("alltoallv", ALLTOALLV_FN), ("abort", USER_FN),
+                ("close", USER_FN)]
+
+
 class Activation(Structure):
     _fields_ = [("alpha", c_float), ("offset", c_float), ("limit", c_float)]
 
@@ -195,6 +206,7 @@ STRUCTS = {
     "megamoe_device_options": DeviceOptions, "megamoe_device_info": DeviceInfo,
     "megamoe_device_ceilings": DeviceCeilings, "megamoe_comm_options": CommOptions,
     "megamoe_comm_tcp_options": TcpOptions, "megamoe_bootstrap": Bootstrap,
+    "megamoe_transport": Transport,
     "megamoe_activation": Activation, "megamoe_layer_desc": LayerDesc,
     "megamoe_matrix": Matrix, "megamoe_prepare_options": PrepareOptions,
     "megamoe_checkpoint_info": CheckpointInfo, "megamoe_quantize_options": QuantizeOptions,
@@ -227,6 +239,7 @@ PROTOTYPES = {
     "megamoe_comm_from_env": (_status, [POINTER(CommOptions), _handle]),
     "megamoe_comm_tcp": (_status, [POINTER(TcpOptions), _handle]),
     "megamoe_comm_custom": (_status, [POINTER(Bootstrap), _handle]),
+    "megamoe_comm_transport": (_status, [POINTER(Transport), _handle]),
     "megamoe_comm_close": (None, [c_void_p]),
     "megamoe_comm_rank": (c_int32, [c_void_p]),
     "megamoe_comm_size": (c_int32, [c_void_p]),

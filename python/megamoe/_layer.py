@@ -11,8 +11,9 @@ import numpy as np
 
 from . import _abi
 from ._abi import lib
+from ._comm import Comm
 from ._errors import InvalidArgumentError, check, error
-from ._objects import Comm, Device, Handle, choice
+from ._objects import Device, Handle, Progress, choice, progress_of
 from ._tensor import Tensor, borrow, current_stream, memory, rows_view
 from ._weights import Batch, Weights, on_device
 
@@ -193,6 +194,8 @@ class Layer(Handle):
     activations, input_scale: of the workspaces that the layer makes; see `Workspace`.
     round_outside_window: on a GPU round what lies outside its window instead of refusing it.
 
+    progress(done, total): called while weights are packed or read, in bytes.
+
     `weights` may be closed once the layer is there.
     """
 
@@ -200,7 +203,7 @@ class Layer(Handle):
                  accumulate: str = "mma", nvfp4: str = "exact", weight_after_fc2: bool = False,
                  map_prepared: bool = False, round_outside_window: bool = False,
                  physical_to_logical: Iterable[int] | None = None, activations: str = "e4m3",
-                 input_scale: str = "token"):
+                 input_scale: str = "token", progress: Progress | None = None):
         choice(_abi.ACTIVATIONS, activations, "activations")
         choice(_abi.INPUT_SCALES, input_scale, "input_scale")
         own: list[Handle] = []
@@ -213,7 +216,8 @@ class Layer(Handle):
         options = _abi.LayerOptions(
             accumulate=choice(_abi.ACCUMULATE, accumulate, "accumulate"),
             nvfp4=choice(_abi.NVFP4_MODES, nvfp4, "nvfp4"), weight_after_fc2=weight_after_fc2,
-            map_prepared=map_prepared, round_outside_window=round_outside_window)
+            map_prepared=map_prepared, round_outside_window=round_outside_window,
+            progress=progress_of(progress))
         physical = _map(physical_to_logical, options)
         result = c_void_p()
         try:

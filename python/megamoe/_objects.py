@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of the library, and what they are made of: devices, communicators, checkpoints."""
+"""Objects of the library: what they have in common, devices, and checkpoints."""
 from __future__ import annotations
 
 import ctypes
@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from ctypes import byref, c_int32, c_void_p
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator
 
 from . import _abi
 from ._abi import lib
@@ -69,6 +69,18 @@ def members(struct: ctypes.Structure) -> dict[str, Any]:
     names = [name for name, *_ in struct._fields_ if name != "struct_size"]
     return {name: value.decode(errors="replace") if isinstance(value, bytes) else value
             for name, value in ((name, getattr(struct, name)) for name in names)}
+
+
+Progress = Callable[[int, int], None]
+
+
+def progress_of(function: Progress | None) -> Any:
+    """megamoe_progress that calls function(done, total), in bytes, maybe from another thread. It
+    lives as long as the result does."""
+    if function is None:
+        return _abi.Progress()
+    call = _abi.PROGRESS_FN(lambda user, done, total: function(done, total))
+    return _abi.Progress(fn=call)
 
 
 class Device(Handle):
@@ -136,100 +148,6 @@ def device_count(kind: str = "cuda") -> int:
     return count.value
 
 
-class Comm(Handle):
-    """The ranks over which the experts of a layer are spread; `Comm()` is one rank alone."""
-
-    def __init__(self, _pointer: int | None = None):
-        if _pointer is None:
-            pointer = c_void_p()
-            check(lib.megamoe_comm_self(byref(pointer)))
-            _pointer = pointer.value
-        super().__init__(_pointer, lib.megamoe_comm_close)
-        self.rank: int = lib.megamoe_comm_rank(_pointer)
-        self.size: int = lib.megamoe_comm_size(_pointer)
-
-    @staticmethod
-    def _several(create: Any, size: int) -> list["Comm"]:
-        pointers = (c_void_p * max(size, 1))()
-        check(create(size, pointers))
-        return [Comm(pointer) for pointer in pointers]
-
-    @classmethod
-    def threads(cls, size: int) -> list["Comm"]:
-        """`size` ranks, each driven by a thread of its own. Collective calls wait for all of them."""
-        return cls._several(lib.megamoe_comm_threads, size)
-
-    @classmethod
-    def folded(cls, size: int) -> list["Comm"]:
-        """`size` ranks, all driven by one thread through `forward_group`."""
-        return cls._several(lib.megamoe_comm_folded, size)
-
-    @classmethod
-    def from_env(cls, *, deadline_ms: int = 0) -> "Comm":
-        """This process's rank as its launcher (torchrun, Slurm, MPI, `megamoe launch`) has set it in
-        the environment. Waits for all ranks. NotFoundError where there is no launcher."""
-        options = _abi.CommOptions(creation_deadline_ms=deadline_ms)
-        pointer = c_void_p()
-        check(lib.megamoe_comm_from_env(byref(options), byref(pointer)))
-        return cls(pointer.value)
-
-    @classmethod
-    def from_tcp(cls, rank: int, size: int, *, port: int, address: str = "127.0.0.1",
-                 job: str | None = None, deadline_ms: int = 0) -> "Comm":
-        """This process's rank; all find each other at a port of rank 0, which is at `address`.
-        `job`: a word that all ranks of a job have. Waits for all ranks."""
-        options = _abi.TcpOptions(rank=rank, size=size, port=port, address=address.encode(),
-                                  job=None if job is None else job.encode(),
-                                  creation_deadline_ms=deadline_ms)
-        pointer = c_void_p()
-        check(lib.megamoe_comm_tcp(byref(options), byref(pointer)))
-        return cls(pointer.value)
-
-    @classmethod
-    def from_allgather(cls, rank: int, size: int, allgather: Callable[[bytes], Sequence[bytes]], *,
-                       deadline_ms: int = 0) -> "Comm":
-        """This process's rank, brought together with the others by a function of the caller's.
-
-        `allgather` is collective and called twice at most: it takes up to 1024 bytes and returns
-        those of all ranks, in their order. It is not used any more once this returns.
-        """
-        failure: list[BaseException] = []
-
-        def gather(user, mine, everything, count, timeout_ms) -> int:
-            try:
-                parts = allgather(ctypes.string_at(mine, count))
-                if len(parts) != size or any(len(part) != count for part in parts):
-                    raise InvalidArgumentError(f"allgather: expected {size} times {count} bytes")
-                ctypes.memmove(everything, b"".join(parts), size * count)
-                return 0
-            except BaseException as error:  # it is raised below, beyond the C frames
-                failure.append(error)
-                return 1
-
-        bootstrap = _abi.Bootstrap(rank=rank, size=size, creation_deadline_ms=deadline_ms,
-                                   allgather=_abi.ALLGATHER_FN(gather))
-        pointer = c_void_p()
-        status = lib.megamoe_comm_custom(byref(bootstrap), byref(pointer))
-        if failure:
-            raise failure[0]
-        check(status)
-        return cls(pointer.value)
-
-    def allgather(self, mine: bytes) -> list[bytes]:
-        """Collective: the bytes of all ranks, in their order; all bring the same number, not 0."""
-        everything = ctypes.create_string_buffer(max(1, self.size * len(mine)))
-        check(lib.megamoe_comm_allgather(self.pointer, mine, everything, len(mine)))
-        return [everything.raw[rank * len(mine):(rank + 1) * len(mine)]
-                for rank in range(self.size)]
-
-    def abort(self) -> None:
-        """Makes the waits of all ranks end with PeerError. Any thread may call it."""
-        lib.megamoe_comm_abort(self.pointer)
-
-    def __repr__(self) -> str:
-        return f"Comm(rank={self.rank}, size={self.size})"
-
-
 class Checkpoint(Handle):
     """A checkpoint: a directory with safetensors files and config.json, or one .safetensors file.
 
@@ -257,12 +175,13 @@ class Checkpoint(Handle):
         check(lib.megamoe_checkpoint_weights(self.pointer, layer, byref(pointer)))
         return Weights(pointer.value)
 
-    def quantize(self, layer: int, format: str, *, threads: int = 0):
+    def quantize(self, layer: int, format: str, *, threads: int = 0,
+                 progress: Progress | None = None):
         """The weights of a layer that is stored in FP8 or BF16, rounded to "mxfp4" or "nvfp4" as
         `megamoe.quantize` does, by `threads` threads (0: one per core)."""
         from ._weights import Weights
         options = _abi.QuantizeOptions(format=choice(_abi.FORMATS, format, "format"),
-                                       threads=threads)
+                                       threads=threads, progress=progress_of(progress))
         pointer = c_void_p()
         check(lib.megamoe_checkpoint_quantize(self.pointer, layer, byref(options), byref(pointer)))
         return Weights(pointer.value)
@@ -278,7 +197,8 @@ class Checkpoint(Handle):
         return {**members(stored),
                 "activation": Activation(found.alpha or 1.0, found.offset, found.limit)}
 
-    def convert(self, path: str | os.PathLike, family: str, format: str | None = None) -> None:
+    def convert(self, path: str | os.PathLike, family: str, format: str | None = None, *,
+                progress: Progress | None = None) -> None:
         """Writes the expert layers, their routers and config.json as another family stores them,
         without loss, into the new directory `path`.
 
@@ -286,7 +206,8 @@ class Checkpoint(Handle):
         "mxfp4" or "nvfp4", by default the stored one if the family has it.
         """
         options = _abi.ConvertOptions(
-            family=family.encode(), format=choice(_abi.FORMATS, format, "format") if format else 0)
+            family=family.encode(), format=choice(_abi.FORMATS, format, "format") if format else 0,
+            progress=progress_of(progress))
         check(lib.megamoe_checkpoint_convert(self.pointer, byref(options), os.fsencode(path)))
 
     def router(self, layer: int):

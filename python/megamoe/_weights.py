@@ -12,7 +12,8 @@ import numpy as np
 from . import _abi
 from ._abi import lib
 from ._errors import InvalidArgumentError, check
-from ._objects import Checkpoint, Device, Handle, choice, first_layer, name_of
+from ._objects import (Checkpoint, Device, Handle, Progress, choice, first_layer, name_of,
+                       progress_of)
 from ._tensor import Tensor, borrow, rows_view
 
 GROUP = {"mxfp4": 32, "nvfp4": 16}
@@ -161,17 +162,19 @@ class Weights(Handle):
 
     def prepare(self, path: str | os.PathLike, *, device: str = "cpu", nvfp4: str = "exact",
                 threads: int = 0, round_outside_window: bool = False,
-                router: "Router | None" = None) -> None:
-        """Packs all experts for "cpu" or "cuda" into the file `path`. No GPU is needed."""
+                router: "Router | None" = None, progress: Progress | None = None) -> None:
+        """Packs all experts for "cpu" or "cuda" into the file `path`. No GPU is needed.
+        progress(done, total): called meanwhile, in bytes."""
         options = _abi.PrepareOptions(device=device.encode(), threads=threads,
                                       nvfp4=choice(_abi.NVFP4_MODES, nvfp4, "nvfp4"),
-                                      round_outside_window=round_outside_window)
+                                      round_outside_window=round_outside_window,
+                                      progress=progress_of(progress))
         check(lib.megamoe_weights_prepare(self.pointer, router.pointer if router else None,
                                           byref(options), os.fsencode(path)))
 
-    def verify(self) -> None:
+    def verify(self, *, progress: Progress | None = None) -> None:
         """Compares every hash of prepared weights with its bytes; CheckError names what differs."""
-        check(lib.megamoe_weights_verify(self.pointer, _abi.Progress()))
+        check(lib.megamoe_weights_verify(self.pointer, progress_of(progress)))
 
     def reference(self, x: Any, topk_ids: Any, topk_weights: Any, *, device: str = "cpu",
                   accumulate: str = "mma", nvfp4: str = "exact", weight_after_fc2: bool = False,

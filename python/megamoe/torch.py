@@ -22,9 +22,10 @@ import torch.distributed
 
 from . import _abi
 from ._abi import lib
+from ._comm import Comm
 from ._errors import InvalidArgumentError, StateError, check
 from ._layer import Layer, Workspace
-from ._objects import Comm, Device
+from ._objects import Device
 from ._torch_quantize import quantize
 from ._weights import Activation, Projection, Weights
 
@@ -78,18 +79,37 @@ def get_device(name: str | torch.device = "cpu", **options: Any) -> Device:
     return opened
 
 
-def comm_from_group(group: torch.distributed.ProcessGroup | None = None) -> Comm:
+def comm_from_group(group: torch.distributed.ProcessGroup | None = None, *,
+                    messages: bool = False) -> Comm:
     """The ranks of a process group of torch.distributed (by default all), for `MegaMoELayer`'s comm.
 
-    The group only brings them together; what they exchange later does not go through it.
+    The group only brings together ranks of one host, which then share memory. With `messages` it
+    also carries what layers of CPU devices exchange, so ranks may be on several hosts; its backend
+    for tensors of the CPU is used, gloo or MPI, and it outlives the communicator.
     """
+    dist = torch.distributed
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+
     def allgather(mine: bytes) -> list[bytes]:
-        parts: list[Any] = [None] * torch.distributed.get_world_size(group)
-        torch.distributed.all_gather_object(parts, mine, group=group)
+        parts: list[Any] = [None] * size
+        dist.all_gather_object(parts, mine, group=group)
         return parts
 
-    return Comm.from_allgather(torch.distributed.get_rank(group),
-                               torch.distributed.get_world_size(group), allgather)
+    def alltoallv(send: list[memoryview], receive: list[memoryview]) -> None:
+        def tensors(parts: list[memoryview]):
+            return [(other, torch.frombuffer(part, dtype=torch.uint8))
+                    for other, part in enumerate(parts) if len(part) and other != rank]
+
+        works = [dist.irecv(into, group=group, group_src=other)
+                 for other, into in tensors(receive)]
+        works += [dist.isend(part, group=group, group_dst=other) for other, part in tensors(send)]
+        for work in works:
+            if work is not None:
+                work.wait()
+
+    if messages:
+        return Comm.from_transport(rank, size, allgather, alltoallv)
+    return Comm.from_allgather(rank, size, allgather)
 
 
 def _device_name(name: str | torch.device) -> str:

@@ -250,7 +250,11 @@ class Files(Case):
         x = self.batch(weights, 11)[0]
         ids, scale = router.route(x)
         self.assertEqual((ids.shape, ids.dtype), ((11, weights.topk), np.int32))
-        weights.prepare(self.path("layer.mmoe"), router=router)
+        told = []
+        weights.prepare(self.path("layer.mmoe"), router=router,
+                        progress=lambda done, total: told.append((done, total)))
+        self.assertEqual(told[-1][0], told[-1][1])
+        self.assertEqual(told, sorted(told))
         with megamoe.Weights.open(self.path("layer.mmoe")) as prepared:
             prepared.verify()
             self.assertEqual(prepared.prepared_for, "cpu")

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that are processes of Python: the bits of one rank. Uses torch's process group if it is there.
 
-test_ranks.py RANK SIZE FOLDER [group] is one rank.
+test_ranks.py RANK SIZE FOLDER HOW is one rank: brought together by "files", by a "port", by files
+that also carry "file messages", by torch's process "group", or by one that carries "messages".
 """
 import importlib.util
 import os
+import pickle
+import socket
 import subprocess
 import sys
 import time
@@ -42,15 +45,38 @@ def by_files(rank, size, folder):
     return allgather
 
 
-def rank_main(rank, size, folder, group):
-    if group:
-        import torch
-        from megamoe import torch as mt
-        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store",
-                                             rank=rank, world_size=size)
-        comm = mt.comm_from_group()
-    else:
-        comm = megamoe.Comm.from_allgather(rank, size, by_files(rank, size, folder))
+def by_messages(rank, size, folder):
+    """An alltoallv of the same files: each rank brings what it sends to all, one after the other."""
+    everything = by_files(rank, size, folder)
+
+    def alltoallv(send, receive):
+        for sender, all_parts in enumerate(everything(pickle.dumps(list(map(bytes, send))))):
+            if sender != rank:
+                receive[sender][:] = pickle.loads(all_parts)[rank]
+
+    return alltoallv
+
+
+def comm_of(rank, size, folder, how):
+    if how == "files":
+        return megamoe.Comm.from_allgather(rank, size, by_files(rank, size, folder))
+    if how == "file messages":
+        exchanged = os.path.join(folder, "exchanged")
+        os.makedirs(exchanged, exist_ok=True)
+        return megamoe.Comm.from_transport(rank, size, by_files(rank, size, folder),
+                                           by_messages(rank, size, exchanged))
+    if how == "port":
+        return megamoe.Comm.from_tcp(rank, size, port=int(Path(folder, "port").read_text()),
+                                     job="test")
+    import torch
+    from megamoe import torch as mt
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
+                                         world_size=size)
+    return mt.comm_from_group(messages=how == "messages")
+
+
+def rank_main(rank, size, folder, how):
+    comm = comm_of(rank, size, folder, how)
     case = Case()
     case.setUp()
     weights, batch = layer_and_batch(case)
@@ -58,7 +84,9 @@ def rank_main(rank, size, folder, group):
     mine = [part[start:start + TOKENS[rank]] for part in batch]
     device = megamoe.Device(threads=1, pin_threads=False)
     with comm, device:
-        if group:
+        if how in ("group", "messages"):
+            import torch
+            from megamoe import torch as mt
             layer = mt.MegaMoELayer(weights, device, comm=comm, max_tokens=8)
             x, ids, scale = map(torch.from_numpy, mine)
             y = layer(x.view(torch.bfloat16), ids, scale).view(torch.uint16).numpy()
@@ -73,10 +101,10 @@ def rank_main(rank, size, folder, group):
 
 
 class Ranks(Case):
-    def run_ranks(self, *more):
+    def run_ranks(self, how):
         size = len(TOKENS)
         processes = [subprocess.Popen([sys.executable, __file__, str(rank), str(size),
-                                       self.folder.name, *more]) for rank in range(size)]
+                                       self.folder.name, how]) for rank in range(size)]
         self.assertEqual([process.wait(200) for process in processes], [0] * size)
         weights, batch = layer_and_batch(self)
         with megamoe.Layer(weights) as layer:
@@ -85,17 +113,34 @@ class Ranks(Case):
         self.assertSameBits(np.concatenate(together), alone)
 
     def test_allgather(self):
-        self.run_ranks()
+        self.run_ranks("files")
+
+    def test_port(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            Path(self.path("port")).write_text(str(free.getsockname()[1]))
+        self.run_ranks("port")
+
+    def test_transport(self):
+        self.run_ranks("file messages")
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no torch")
     def test_process_group(self):
         self.run_ranks("group")
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "no torch")
+    def test_process_group_messages(self):
+        self.run_ranks("messages")
 
     def test_failures(self):
         with self.assertRaisesRegex(KeyError, "mine"):
             megamoe.Comm.from_allgather(0, 2, lambda mine: {}["mine"])
         with self.assertRaisesRegex(ValueError, "expected 2 times"):
             megamoe.Comm.from_allgather(0, 2, lambda mine: [mine])
+        with self.assertRaisesRegex(ZeroDivisionError, "by zero"):
+            megamoe.Comm.from_transport(0, 2, lambda mine: 1 / 0, lambda send, receive: None)
+        with self.assertRaises(TimeoutError):
+            megamoe.Comm.from_tcp(1, 2, port=1, deadline_ms=200)
         for name in [name for name in os.environ if name.startswith(("RANK", "SLURM", "OMPI",
                                                                      "PMI"))]:
             del os.environ[name]
@@ -105,6 +150,6 @@ class Ranks(Case):
 
 if __name__ == "__main__":
     if len(sys.argv) > 3 and sys.argv[1].isdigit():
-        rank_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:] == ["group"])
+        rank_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
     else:
         unittest.main()

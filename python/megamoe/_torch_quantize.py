@@ -40,7 +40,7 @@ def quantize(weight: torch.Tensor, format: str) -> Quantized:
 
 def _part(weight: torch.Tensor, format: str, codes: torch.Tensor, scales: torch.Tensor,
           globals_: torch.Tensor) -> None:
-    groups = weight.float().double().unflatten(-1, (-1, GROUP[format]))
+    groups = weight.float().contiguous().double().unflatten(-1, (-1, GROUP[format]))
     largest = groups.abs().amax(dim=-1)
     if not torch.isfinite(largest).all():
         raise InvalidArgumentError("weight: NaN or infinity; expected finite values")

@@ -3,11 +3,13 @@
 import unittest
 from pathlib import Path
 
+import families
 import megamoe
 import megamoe.transformers as mt
 import safetensors.torch
 import torch
 from common import FORMATS, Case, devices
+from megamoe.torch import MegaMoELayer
 from models import EXPERTS, FAMILIES, HIDDEN, INTERMEDIATE, build, token_ids
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -94,6 +96,39 @@ class Models(Case):
         self.assertTrue(torch.equal(logits, expected))
 
 
+class Families(Case):
+    def test_all_of_them(self):
+        """What transformers dispatches by name is computed within the gate, or refused with a
+        reason."""
+        computed, refused = set(), {}
+        for family, kind in families.dispatched():
+            for device in DEVICES:
+                model = families.build(family, kind)
+                if model is None:
+                    continue
+                with self.subTest(family=family, device=device):
+                    experts = model.to(device).experts
+                    try:
+                        mt.quantize_experts(model, "mxfp4", originals="replace", topk=2)
+                    except megamoe.UnsupportedError as reason:
+                        refused[family] = str(reason)
+                        continue
+                    x = torch.randn(24, families.HIDDEN, device=device, dtype=torch.bfloat16)
+                    scale, index = torch.rand(24, families.EXPERTS, device=device).topk(2)
+                    with torch.no_grad():
+                        experts.config._experts_implementation = "megamoe"
+                        y = experts(x, index, scale.bfloat16())
+                        experts.config._experts_implementation = "eager"
+                        exact = experts.float()(x.float(), index, scale.bfloat16().float())
+                    self.assertLess(distance(y, exact), GATE["exact"])
+                    computed.add(family)
+        print(f"computed: {' '.join(sorted(computed))}; refused: {' '.join(sorted(refused))}")
+        self.assertGreaterEqual(computed, {"qwen3_moe", "gpt_oss", "deepseek_v3", "deepseek_v4",
+                                           "glm4_moe", "glm_moe_dsa"})
+        for family, reason in refused.items():
+            self.assertRegex(reason, "no SwiGLU|without a gate|norm after each expert", family)
+
+
 class Checkpoints(Case):
     def gpt_oss(self):
         """A checkpoint of gpt-oss, and a model of the same sizes."""
@@ -125,6 +160,37 @@ class Checkpoints(Case):
                 _, routes = run(model, token_ids(), "eager")
                 _, seen = run(model, token_ids(), "megamoe", routes)
                 self.assertLess(distance(seen[0][3], routes[0][3]), GATE["exact"])
+
+    def test_of_each_family(self):
+        """4-bit experts under each family's names: the values that the checkpoint has, and the
+        bits of a layer that is made of it."""
+        for name, family, format, experts in (
+                ("deepseek-v4-flash", "DeepseekV4", "mxfp4", "n_routed_experts"),
+                ("deepseek-v3", "DeepseekV3", "nvfp4", "n_routed_experts"),
+                ("qwen3-30b-a3b", "Qwen3Moe", "nvfp4", "num_experts")):
+            path = self.synth("--model", name, "--scale", "0.04", "--layers", "2")
+            with megamoe.Checkpoint(path) as checkpoint:
+                numbers, weights = checkpoint.layers, checkpoint.weights(checkpoint.layers[0])
+            changes = {"hidden_size": weights.hidden, experts: weights.experts,
+                       "moe_intermediate_size": weights.intermediate,
+                       "num_experts_per_tok": weights.topk}
+            if family == "DeepseekV3":
+                changes |= {"num_hidden_layers": numbers[-1] + 1,
+                            "first_k_dense_replace": numbers[0], "n_group": 1, "topk_group": 1}
+            for device in DEVICES:
+                with self.subTest(device=device, family=family):
+                    model = build(family, **changes).to(device)
+                    self.assertEqual(mt.load_experts(model, path, originals="replace"), 2)
+                    module = next(mt.experts_modules(model))[1]
+                    self.assertEqual(module.megamoe.layer.format, format)
+                    stored = torch.from_numpy(weights.unpack(1, "down")).bfloat16()
+                    self.assertTrue(torch.equal(module.down_proj[1].cpu(), stored))
+                    x, ids, scale = self.batch(weights, 9)
+                    batch = (torch.from_numpy(x).view(torch.bfloat16).to(device),
+                             torch.from_numpy(ids).to(device), torch.from_numpy(scale).to(device))
+                    model.set_experts_implementation("megamoe")
+                    self.assertTrue(torch.equal(module(*batch),
+                                                MegaMoELayer(weights, device)(*batch)))
 
     def test_rounded_on_the_way(self):
         """The library rounds a BF16 checkpoint as megamoe.quantize rounds the model's tensors."""

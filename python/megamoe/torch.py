@@ -229,6 +229,11 @@ class MegaMoELayer(torch.nn.Module):
             self._shared.workspace.raise_pending()
 
     @property
+    def workspace(self) -> Workspace:
+        """The workspace, of up to max_tokens tokens, that the layers of this shape share."""
+        return self._shared.workspace
+
+    @property
     def nbytes(self) -> int:
         """Bytes of packed weights."""
         return self.layer.nbytes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that are processes of Python: the bits of one rank. Uses torch's process group if it is there.
 
-test_ranks.py RANK SIZE FOLDER HOW is one rank: brought together by "files", by a "port", by files
+test_ranks.py RANK SIZE FOLDER HOW cpu|cuda is one rank: brought together by "files", by a "port", by files
 that also carry "file messages", by torch's process "group", or by one that carries "messages".
 """
 import importlib.util
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import megamoe
 import numpy as np
-from common import Case
+from common import Case, devices
 
 TOKENS = (5, 0, 8)
 
@@ -75,40 +75,49 @@ def comm_of(rank, size, folder, how):
     return mt.comm_from_group(messages=how == "messages")
 
 
-def rank_main(rank, size, folder, how):
+def on_torch(comm, device, weights, mine):
+    """This rank's rows as bits, by a MegaMoELayer."""
+    import torch
+    from megamoe import torch as mt
+    layer = mt.MegaMoELayer(weights, device, comm=comm, max_tokens=max(TOKENS))
+    x, ids, scale = (torch.from_numpy(part) for part in mine)
+    batch = [part.to(device.name) for part in (x.view(torch.bfloat16), ids, scale)]
+    for _ in range(2):
+        y = layer(*batch)
+    layer.check()
+    if device.type == "cuda":  # no workspace may go while another rank is inside a forward
+        torch.distributed.barrier()
+    return y.cpu().view(torch.uint16).numpy()
+
+
+def rank_main(rank, size, folder, how, kind):
     comm = comm_of(rank, size, folder, how)
     case = Case()
     case.setUp()
     weights, batch = layer_and_batch(case)
     start = sum(TOKENS[:rank])
     mine = [part[start:start + TOKENS[rank]] for part in batch]
-    device = megamoe.Device(threads=1, pin_threads=False)
-    with comm, device:
+    name = "cpu" if kind == "cpu" else f"cuda:{rank % megamoe.device_count()}"
+    with comm, megamoe.Device(name, threads=1, pin_threads=False) as device:
         if how in ("group", "messages"):
-            import torch
-            from megamoe import torch as mt
-            layer = mt.MegaMoELayer(weights, device, comm=comm, max_tokens=8)
-            x, ids, scale = map(torch.from_numpy, mine)
-            y = layer(x.view(torch.bfloat16), ids, scale).view(torch.uint16).numpy()
-            del layer
+            y = on_torch(comm, device, weights, mine)
         else:
             y = np.zeros((TOKENS[rank], weights.hidden), np.uint16)
             with megamoe.Layer(weights, device, comm=comm) as layer, \
-                    layer.workspace(tokens=8) as workspace:
+                    layer.workspace(tokens=max(TOKENS)) as workspace:
                 workspace.stage(*mine)
                 workspace.forward(layer, y)
         np.save(os.path.join(folder, f"y{rank}.npy"), y)
 
 
 class Ranks(Case):
-    def run_ranks(self, how):
+    def run_ranks(self, how, kind="cpu"):
         size = len(TOKENS)
         processes = [subprocess.Popen([sys.executable, __file__, str(rank), str(size),
-                                       self.folder.name, how]) for rank in range(size)]
+                                       self.folder.name, how, kind]) for rank in range(size)]
         self.assertEqual([process.wait(200) for process in processes], [0] * size)
         weights, batch = layer_and_batch(self)
-        with megamoe.Layer(weights) as layer:
-            alone = layer(*batch)
+        alone = weights.reference(*batch, device=kind)
         together = [np.load(self.path(f"y{rank}.npy")) for rank in range(size)]
         self.assertSameBits(np.concatenate(together), alone)
 
@@ -127,6 +136,12 @@ class Ranks(Case):
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no torch")
     def test_process_group(self):
         self.run_ranks("group")
+
+    @unittest.skipUnless(importlib.util.find_spec("torch") and "cuda:0" in devices(),
+                         "no torch, or no GPU that the library runs on")
+    def test_process_group_on_gpus(self):
+        """Each rank on the GPU of its number, or sharing it, if there are fewer."""
+        self.run_ranks("group", "cuda")
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "no torch")
     def test_process_group_messages(self):
@@ -150,6 +165,6 @@ class Ranks(Case):
 
 if __name__ == "__main__":
     if len(sys.argv) > 3 and sys.argv[1].isdigit():
-        rank_main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+        rank_main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6])
     else:
         unittest.main()

@@ -88,6 +88,20 @@ class Module(TorchCase):
                 self.assertEqualTensors(again(*batch), y)
                 self.assertEqual(again.nbytes, layer.nbytes)
 
+    def test_int8_and_placing(self):
+        with self.weights("mxfp4", hidden=256, intermediate=128) as weights:
+            batch = self.tensors(weights, 30, "cpu")
+            layers = [MegaMoELayer(weights, activations=kind) for kind in ("e4m3", "int8")]
+            self.assertIsNot(layers[0].workspace, layers[1].workspace)
+            for layer, kind in zip(layers, ("e4m3", "int8")):
+                expected = weights.reference(*batch, activations=kind)
+                self.assertSameBits(layer(*batch).view(torch.uint16).numpy(), expected)
+                layer.place([*range(8), 5])
+                self.assertSameBits(layer(*batch).view(torch.uint16).numpy(), expected)
+                self.assertEqual(layer.layer.loads().sum(), 30 * weights.topk)
+            with self.assertRaises(megamoe.UnsupportedError):
+                layers[0].set_plan(token_tile=16)
+
     def test_from_tensors(self):
         for device in DEVICES:
             parts = [self.matrices(4, rows, columns, "nvfp4")
@@ -241,6 +255,37 @@ class Cuda(TorchCase):
                 into.copy_(value)
             graph.replay()
             self.assertEqualTensors(y, layer(*other))
+
+    def test_plans(self):
+        layer = self.layer(CUDA[0])
+        batch = self.tensors(self.geometry, 50, CUDA[0])
+        expected = layer(*batch)
+        for tile in 16, 32:
+            layer.set_plan(token_tile=tile, lag=1)
+            self.assertEqualTensors(layer(*batch), expected)
+        with self.assertRaisesRegex(ValueError, "7"):
+            layer.set_plan(token_tile=7)
+            layer(*batch)
+        layer.set_plan()
+        self.assertEqualTensors(layer(*batch), expected)
+
+    def test_own_codes(self):
+        """What a stage has written is written again by the caller, through torch."""
+        layer = self.layer(CUDA[0])
+        batch = self.tensors(self.geometry, 20, CUDA[0])
+        expected = layer(*batch)
+        torch.cuda.synchronize()
+        views = {name: torch.as_tensor(view, device=CUDA[0])
+                 for name, view in layer.workspace.views().items()}
+        copies = {name: view[:20].clone() for name, view in views.items()}
+        layer(*self.tensors(self.geometry, 20, CUDA[0]))
+        for name, copy_of in copies.items():
+            views[name][:20] = copy_of
+        out = torch.empty_like(batch[0])
+        stream = torch.cuda.current_stream().cuda_stream
+        layer.workspace.commit(20, stream=stream)
+        layer.workspace.forward(layer.layer, out)
+        self.assertEqualTensors(out, expected)
 
     def test_streams(self):
         layer = self.layer(CUDA[0])

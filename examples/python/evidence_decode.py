@@ -223,7 +223,7 @@ def main() -> None:
             begin = evidence.seconds()
             try:
                 found = work(*arguments)
-            except (RuntimeError, TypeError, ValueError) as error:
+            except Exception as error:
                 results["left out"].append(f"{what}: {error}")
                 print(f"{what}: {error}", file=sys.stderr)
             done[what] = round(evidence.seconds() - begin, 1)

@@ -17,6 +17,7 @@ class MegaMoEError(RuntimeError):
 
     @property
     def status_name(self) -> str:
+        """The name of `status` in the C headers: "MEGAMOE_EINVAL", ..."""
         return _abi.lib.megamoe_status_name(self.status).decode()
 
 

@@ -271,6 +271,7 @@ class Layer(Handle):
         return counts
 
     def reset_counts(self) -> None:
+        """Sets the counts of `receive_counts` and `loads` to zero."""
         check(lib.megamoe_layer_reset_counts(self.pointer))
 
     def loads(self) -> np.ndarray:
@@ -336,6 +337,7 @@ class Layer(Handle):
         self._workspaces.clear()
 
     def close(self) -> None:
+        """Closes it with the workspaces and the device that it has made itself."""
         self._close_workspaces()
         super().close()
         for handle in self._own:

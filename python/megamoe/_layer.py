@@ -286,15 +286,17 @@ class Layer(Handle):
         physical_to_logical[p] (None: each its own), as `balance_experts` proposes. Bits stay.
 
         comm: another communicator, of the survivors of a fault. weights: from where experts are
-        taken that this rank does not hold. Workspaces for another number of physical experts, or
-        of another communicator, are made anew. See include/megamoe/placement.h.
+        taken that this rank does not hold. Workspaces stay for the same communicator and number of
+        physical experts; others are made anew by the caller. See include/megamoe/placement.h.
         """
         comm = comm or self.comm
         placement = _abi.Placement(weights=weights.pointer if weights else None)
         physical = _map(physical_to_logical, placement)
         check(lib.megamoe_layer_place(comm.pointer, self.pointer, byref(placement)))
-        self._close_workspaces()
-        self.physical_experts = physical.size or self.experts
+        count = physical.size or self.experts
+        if comm is not self.comm or count != self.physical_experts:
+            self._close_workspaces()
+        self.physical_experts = count
         if comm is not self.comm:
             comm._children.add(self)
             self._parents = (*self._parents, comm)

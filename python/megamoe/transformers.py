@@ -21,7 +21,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from . import _abi
 from ._errors import InvalidArgumentError, StateError, UnsupportedError
-from ._objects import Checkpoint, choice
+from ._objects import Checkpoint, Device, choice
 from ._weights import Activation, Projection, Weights
 from .torch import DEFAULT_MAX_TOKENS, MegaMoELayer, quantize
 
@@ -54,7 +54,7 @@ def experts_modules(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def quantize_experts(model: torch.nn.Module, format: str, *, originals: str = "release",
-                     device: str | torch.device | None = None, topk: int | None = None,
+                     device: str | torch.device | Device | None = None, topk: int | None = None,
                      max_tokens: int = DEFAULT_MAX_TOKENS,
                      progress: Callable[[str], None] | None = None, **options: Any) -> int:
     """Rounds the experts of a BF16 model to "mxfp4" or "nvfp4" (`megamoe.quantize` says how).
@@ -63,7 +63,8 @@ def quantize_experts(model: torch.nn.Module, format: str, *, originals: str = "r
     gives them the values of the 4-bit weights, so that other implementations compute with these
     (biases stay as they are).
     device: by default that of the parameters. topk: experts of a token, by default the config's.
-    options: of `megamoe.Layer`, such as nvfp4="folded". progress is called with each module's name.
+    options: of `megamoe.Layer`, such as nvfp4="folded", activations="int8" on a CPU, or comm= of ranks
+    that run the same model and share its experts. progress is called with each module's name.
     Returns the number of modules.
     """
     choice(_abi.FORMATS, format, "format")
@@ -76,7 +77,7 @@ def quantize_experts(model: torch.nn.Module, format: str, *, originals: str = "r
 
 def load_experts(model: torch.nn.Module, path: str | os.PathLike, format: str | None = None, *,
                  originals: str = "release",
-                 device: str | torch.device | None = None, topk: int | None = None,
+                 device: str | torch.device | Device | None = None, topk: int | None = None,
                  max_tokens: int = DEFAULT_MAX_TOKENS,
                  progress: Callable[[str], None] | None = None, **options: Any) -> int:
     """Takes the 4-bit experts of a checkpoint as they are: layer i from layer i of the model.
@@ -101,7 +102,7 @@ def load_experts(model: torch.nn.Module, path: str | os.PathLike, format: str | 
 
 
 def _attach(model: torch.nn.Module, weights_of: Callable, originals: str,
-            device: str | torch.device | None, topk: int | None, max_tokens: int,
+            device: str | torch.device | Device | None, topk: int | None, max_tokens: int,
             progress: Callable[[str], None] | None, options: dict[str, Any]) -> int:
     if originals not in ORIGINALS:
         raise InvalidArgumentError(f"originals={originals!r}; expected one of "

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """megamoe.transformers: random-weight models of each family against their own eager path."""
+import copy
+import threading
 import unittest
 from pathlib import Path
 
@@ -84,6 +86,31 @@ class Models(Case):
                     out = model.generate(token_ids(1, 8).to(device), max_new_tokens=5,
                                          min_new_tokens=5, do_sample=False)
                     self.assertEqual(out.shape, (1, 13))
+
+    def test_ranks(self):
+        """Two ranks, as threads, share the experts; each has prompts of its own."""
+        alone = build("Qwen3Moe")
+        ids = token_ids(batch=5)
+        models = [copy.deepcopy(alone) for _ in range(2)]
+        mt.quantize_experts(alone, "nvfp4", activations="int8")
+        expected = run(alone, ids, "megamoe")[0]
+        parts, got, done = (ids[:2], ids[2:]), {}, threading.Barrier(2)
+
+        def rank(comm):
+            layers = mt.quantize_experts(
+                models[comm.rank], "nvfp4", activations="int8", comm=comm, max_tokens=100,
+                device=megamoe.Device(threads=1, pin_threads=False))
+            self.assertEqual(layers, 2)
+            got[comm.rank] = run(models[comm.rank], parts[comm.rank], "megamoe")[0]
+            done.wait(100)  # no workspace may go while another rank is inside a forward
+
+        threads = [threading.Thread(target=rank, args=(comm,))
+                   for comm in megamoe.Comm.threads(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+        self.assertLess(distance(torch.cat([got[0], got[1]]), expected), 1e-2)
 
     def test_compile(self):
         model = build("Qwen3Moe")

@@ -16,7 +16,8 @@ typedef struct CUstream_st *stream_handle;
 typedef struct CUevent_st *event_handle;
 typedef struct CUgraph_st *graph_handle;
 typedef struct CUgraphExec_st *executable_handle;
-typedef struct nvmlDevice_st *nvml_handle;
+typedef struct CUmod_st *module_handle;
+typedef struct CUfunc_st *function_handle;
 
 /* X(name, symbol, arguments) */
 #define DRIVER_LIST(X)                                                                             \
@@ -47,28 +48,29 @@ typedef struct nvmlDevice_st *nvml_handle;
     X(graph_launch, "cuGraphLaunch", (executable_handle executable, stream_handle stream))         \
     X(graph_destroy, "cuGraphDestroy", (graph_handle graph))                                       \
     X(executable_destroy, "cuGraphExecDestroy", (executable_handle executable))                    \
+    X(module_load, "cuModuleLoadData", (module_handle * module, const void *image))                \
+    X(module_unload, "cuModuleUnload", (module_handle module))                                     \
+    X(module_function, "cuModuleGetFunction",                                                      \
+      (function_handle * function, module_handle module, const char *name))                        \
+    X(launch, "cuLaunchKernel",                                                                    \
+      (function_handle function, unsigned grid_x, unsigned grid_y, unsigned grid_z,                \
+       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,                \
+       stream_handle stream, void **arguments, void **extra))                                      \
     X(event_create, "cuEventCreate", (event_handle * event, unsigned flags))                       \
     X(event_destroy, "cuEventDestroy_v2", (event_handle event))                                    \
     X(event_record, "cuEventRecord", (event_handle event, stream_handle stream))                   \
     X(event_elapsed, "cuEventElapsedTime", (float *ms, event_handle from, event_handle to))
 
-/* Of libnvidia-ml, which tells clocks. */
-#define NVML_LIST(X)                                                                               \
-    X(init, "nvmlInit_v2", (void))                                                                 \
-    X(by_bus, "nvmlDeviceGetHandleByPciBusId_v2", (const char *bus, nvml_handle *device))          \
-    X(driver, "nvmlSystemGetDriverVersion", (char *text, unsigned bytes))                          \
-    X(clock, "nvmlDeviceGetClockInfo", (nvml_handle device, int type, unsigned *mhz))              \
-    X(max_clock, "nvmlDeviceGetMaxClockInfo", (nvml_handle device, int type, unsigned *mhz))       \
-    X(power_limit, "nvmlDeviceGetPowerManagementLimit", (nvml_handle device, unsigned *mw))
-
 enum {
     NON_BLOCKING = 1, /* CU_STREAM_NON_BLOCKING */
     CAPTURE_THREAD_LOCAL = 1 /* CU_STREAM_CAPTURE_MODE_THREAD_LOCAL */,
-    L2_CACHE_SIZE = 38, /* CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE */
-    CLOCK_SM = 1,       /* NVML_CLOCK_SM */
-    CLOCK_MEMORY = 2,   /* NVML_CLOCK_MEM */
+    L2_CACHE_SIZE = 38,   /* CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE */
+    MULTIPROCESSORS = 16, /* CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT */
     MAX_ALLOCATIONS = 16,
-    BUS_BYTES = 32
+    BUS_BYTES = 32,
+    READ_BYTES = 16, /* of one load */
+    READ_THREADS = 512,
+    READ_BLOCKS_PER_MULTIPROCESSOR = 4
 };
 
 struct gpu_graph {
@@ -79,18 +81,17 @@ struct gpu {
     struct {
 #define X(name, symbol, arguments) int(*name) arguments;
         DRIVER_LIST(X)
-    } cu;
-    struct {
-        NVML_LIST(X)
 #undef X
-    } nvml;
-    nvml_handle nvml_device; /* NULL without libnvidia-ml */
+    } cu;
+    nvml *nvml;
     int device;
     context_handle context;
     stream_handle stream;
     device_address allocations[MAX_ALLOCATIONS];
     int n_allocations;
     event_handle marks[GPU_MAX_MARKS];
+    module_handle module; /* of the kernel that reads, once it is needed */
+    function_handle read;
 };
 
 /* ISO C has no conversion between pointers to objects and to functions; POSIX has. */
@@ -120,7 +121,7 @@ static device_address address_of(const void *memory) {
     return (device_address)(uintptr_t)memory;
 }
 
-/* Neither library is ever closed: the driver has threads of its own. */
+/* The driver is never closed: it has threads of its own. */
 static int load_driver(gpu *g) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL)
@@ -132,20 +133,6 @@ static int load_driver(gpu *g) {
     DRIVER_LIST(X)
 #undef X
     return EXIT_DONE;
-}
-
-static void load_nvml(gpu *g) {
-    char bus[BUS_BYTES];
-    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL || g->cu.device_bus(bus, sizeof bus, g->device) != 0)
-        return;
-#define X(name, symbol, arguments)                                                                 \
-    if (!find(library, symbol, &g->nvml.name, sizeof g->nvml.name))                                \
-        return;
-    NVML_LIST(X)
-#undef X
-    if (g->nvml.init() != 0 || g->nvml.by_bus(bus, &g->nvml_device) != 0)
-        g->nvml_device = NULL;
 }
 
 int gpu_open(const megamoe_device_info *device, gpu **opened) {
@@ -164,13 +151,22 @@ int gpu_open(const megamoe_device_info *device, gpu **opened) {
     TRY_DRIVER(g, g->cu.context_retain(&g->context, g->device), "a CUDA context");
     TRY_DRIVER(g, g->cu.context_set(g->context), "a CUDA context");
     TRY_DRIVER(g, g->cu.stream_create(&g->stream, NON_BLOCKING), "a CUDA stream");
-    load_nvml(g);
+    char bus[BUS_BYTES];
+    if (g->cu.device_bus(bus, sizeof bus, g->device) == 0)
+        g->nvml = nvml_open(bus);
+    return EXIT_DONE;
+}
+
+int gpu_use(gpu *g) {
+    TRY_DRIVER(g, g->cu.context_set(g->context), "a CUDA context");
     return EXIT_DONE;
 }
 
 void gpu_close(gpu *g) {
     if (g == NULL)
         return;
+    if (g->context != NULL)
+        g->cu.context_set(g->context);
     if (g->stream != NULL) {
         g->cu.stream_wait(g->stream);
         g->cu.stream_destroy(g->stream);
@@ -180,10 +176,13 @@ void gpu_close(gpu *g) {
             g->cu.event_destroy(g->marks[i]);
     for (int i = 0; i < g->n_allocations; i++)
         g->cu.free(g->allocations[i]);
+    if (g->module != NULL)
+        g->cu.module_unload(g->module);
     if (g->context != NULL) {
         g->cu.context_set(NULL);
         g->cu.context_release(g->device);
     }
+    nvml_close(g->nvml);
     free(g);
 }
 
@@ -218,6 +217,61 @@ int gpu_download(gpu *g, void *to, const void *from, size_t bytes) {
 
 int gpu_fill(gpu *g, void *memory, unsigned char byte, size_t bytes) {
     TRY_DRIVER(g, g->cu.fill(address_of(memory), byte, bytes, g->stream), "filling device memory");
+    return EXIT_DONE;
+}
+
+/*
+ * Reads words of 16 bytes, `step` threads one after the other each. Volatile loads bypass L1 and
+ * are made although nothing uses what they bring.
+ */
+static const char read_ptx[] =
+    ".version 8.0\n"
+    ".target sm_90\n"
+    ".address_size 64\n"
+    ".visible .entry read_through(.param .u64 memory, .param .u64 words)\n"
+    "{\n"
+    ".reg .pred %p;\n"
+    ".reg .b32 %r<5>, %v<4>;\n"
+    ".reg .b64 %word, %words, %step, %memory, %address;\n"
+    "ld.param.u64 %memory, [memory];\n"
+    "ld.param.u64 %words, [words];\n"
+    "cvta.to.global.u64 %memory, %memory;\n"
+    "mov.u32 %r0, %ctaid.x;\n"
+    "mov.u32 %r1, %ntid.x;\n"
+    "mov.u32 %r2, %tid.x;\n"
+    "mov.u32 %r3, %nctaid.x;\n"
+    "mad.lo.u32 %r0, %r0, %r1, %r2;\n"
+    "mul.lo.u32 %r4, %r1, %r3;\n"
+    "cvt.u64.u32 %word, %r0;\n"
+    "cvt.u64.u32 %step, %r4;\n"
+    "next:\n"
+    "setp.ge.u64 %p, %word, %words;\n"
+    "@%p bra done;\n"
+    "shl.b64 %address, %word, 4;\n"
+    "add.u64 %address, %memory, %address;\n"
+    "ld.volatile.global.v4.u32 {%v0, %v1, %v2, %v3}, [%address];\n"
+    "add.u64 %word, %word, %step;\n"
+    "bra next;\n"
+    "done:\n"
+    "ret;\n"
+    "}\n";
+
+int gpu_read(gpu *g, const void *memory, size_t bytes) {
+    if (g->read == NULL) {
+        TRY_DRIVER(g, g->cu.module_load(&g->module, read_ptx), "a kernel that reads memory");
+        TRY_DRIVER(g, g->cu.module_function(&g->read, g->module, "read_through"),
+                   "a kernel that reads memory");
+    }
+    int multiprocessors;
+    TRY_DRIVER(g, g->cu.device_attribute(&multiprocessors, MULTIPROCESSORS, g->device),
+               "the number of multiprocessors");
+    device_address address = address_of(memory);
+    unsigned long long words = bytes / READ_BYTES;
+    void *arguments[] = {&address, &words};
+    TRY_DRIVER(g,
+               g->cu.launch(g->read, (unsigned)multiprocessors * READ_BLOCKS_PER_MULTIPROCESSOR, 1,
+                            1, READ_THREADS, 1, 1, 0, g->stream, arguments, NULL),
+               "reading device memory");
     return EXIT_DONE;
 }
 
@@ -279,21 +333,9 @@ void gpu_describe(const gpu *g, gpu_facts *facts) {
     int l2_bytes;
     if (g->cu.device_attribute(&l2_bytes, L2_CACHE_SIZE, g->device) == 0)
         facts->l2_bytes = (size_t)l2_bytes;
-    if (g->nvml_device == NULL)
-        return;
-    if (g->nvml.driver(facts->driver, sizeof facts->driver) != 0)
-        facts->driver[0] = '\0';
-    if (g->nvml.max_clock(g->nvml_device, CLOCK_SM, &facts->sm_mhz_max) != 0)
-        facts->sm_mhz_max = 0;
-    if (g->nvml.clock(g->nvml_device, CLOCK_MEMORY, &facts->memory_mhz) != 0)
-        facts->memory_mhz = 0;
-    if (g->nvml.power_limit(g->nvml_device, &facts->power_limit_mw) != 0)
-        facts->power_limit_mw = 0;
+    nvml_describe(g->nvml, &facts->nvml);
 }
 
-unsigned gpu_sm_mhz(const gpu *g) {
-    unsigned mhz;
-    if (g->nvml_device == NULL || g->nvml.clock(g->nvml_device, CLOCK_SM, &mhz) != 0)
-        return 0;
-    return mhz;
+void gpu_get_state(const gpu *g, nvml_state *state) {
+    nvml_get_state(g->nvml, state);
 }

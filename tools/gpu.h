@@ -2,7 +2,8 @@
 /*
  * What a caller of the library needs of CUDA: memory, a stream, graphs and times. The driver is
  * opened here for the commands' own use; the library has its own way to it. Functions that return
- * an int print their error and return an exit code. One thread uses a gpu, its own context current.
+ * an int print their error and return an exit code. One thread uses a gpu, whose context is
+ * current.
  */
 #ifndef GPU_H
 #define GPU_H
@@ -10,12 +11,17 @@
 #include <megamoe/device.h>
 #include <stddef.h>
 
+#include "nvml.h"
+
 typedef struct gpu gpu;
 
 /* The GPU of a device that the library has opened. gpu_close is due in any case. */
 int gpu_open(const megamoe_device_info *device, gpu **g);
 
-/* Accepts NULL. Waits for the stream, then frees all memory and events. */
+/* Makes its context current: due when the thread has used another gpu in between. */
+int gpu_use(gpu *g);
+
+/* Accepts NULL. Waits for the stream, then frees all memory and events; no context is current. */
 void gpu_close(gpu *g);
 
 /* The CUstream that everything below uses; it does not wait for the default stream. */
@@ -29,6 +35,8 @@ int gpu_upload(gpu *g, void *to, const void *from, size_t bytes);
 int gpu_download(gpu *g, void *to, const void *from, size_t bytes);
 
 int gpu_fill(gpu *g, void *memory, unsigned char byte, size_t bytes);
+/* Reads it through, a multiple of 16 bytes, so that L2 holds its end, unchanged, and no other. */
+int gpu_read(gpu *g, const void *memory, size_t bytes);
 int gpu_wait(gpu *g);
 
 /* A graph of what is enqueued on the stream between begin and end, which pair in any case. */
@@ -48,15 +56,12 @@ int gpu_microseconds(gpu *g, int from, int to, double *us);
 /* What reports say about the GPU; 0 or "" where the driver does not tell. */
 typedef struct gpu_facts {
     size_t l2_bytes;
-    char driver[80];         /* version of the kernel driver */
-    unsigned sm_mhz_max;     /* clock of the multiprocessors */
-    unsigned memory_mhz;     /* clock of the memory */
-    unsigned power_limit_mw; /* milliwatts */
+    nvml_facts nvml;
 } gpu_facts;
 
 void gpu_describe(const gpu *g, gpu_facts *facts);
 
-/* The clock of the multiprocessors now, MHz; 0 if it cannot be read. */
-unsigned gpu_sm_mhz(const gpu *g);
+/* Its clocks and power now. */
+void gpu_get_state(const gpu *g, nvml_state *state);
 
 #endif

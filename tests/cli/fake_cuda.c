@@ -17,6 +17,9 @@
 MM_CUDA_FUNCTIONS(X)
 #undef X
 CUresult cuDeviceGetPCIBusId(char *text, int bytes, CUdevice device);
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                        CUstream stream, void **arguments, void **extra);
 
 enum { MOST_FILLED = 64 << 20, MAX_MAPPINGS = 256 };
 
@@ -121,6 +124,12 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments,
                           void **extra) {
     return current ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                        CUstream stream, void **arguments, void **extra) {
+    return cuLaunchKernelEx(NULL, function, arguments, extra);
 }
 
 static struct {

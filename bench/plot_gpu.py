@@ -5,7 +5,7 @@
     megamoe bench --device cuda:0 --tokens curve --json > flash.json
     bench/plot_gpu.py flash.json [more.json ...] --out flash.svg
 
-All files are of one shape. Beside each measured line stands its floor; public kernels and targets
+All files are of one shape; of a file with several arms each is a line. Beside each measured line stands its floor; public kernels and targets
 are marks, where they are known. Needs the standard library alone. Prints, for each file, where the
 time over its floor rises most from one batch to the next.
 """
@@ -15,6 +15,8 @@ import json
 import math
 import pathlib
 import sys
+
+from result import arms_of
 
 WIDTH, HEIGHT = 860, 560
 LEFT, RIGHT, TOP, BOTTOM = 76, 24, 48, 56
@@ -30,6 +32,8 @@ def label_of(run):
         words.append("scales per 128")
     if run["accumulate"] == "promote":
         words.append("promote")
+    if run.get("arm", "base") != "base":
+        words.append(f"({run['arm']})")
     return " ".join(words)
 
 
@@ -154,16 +158,17 @@ def main():
     parser.add_argument("files", nargs="+", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, required=True)
     options = parser.parse_args()
-    runs = [json.loads(file.read_text()) for file in options.files]
-    for file, run in zip(options.files, runs):
+    read = [(file, arm) for file in options.files for arm in arms_of(json.loads(file.read_text()))]
+    runs = [run for _, run in read]
+    for file, run in read:
         if "forward_us" not in run["points"][0]:
             sys.exit(f"{file}: is no result of a GPU")
         if shape_of(run) != shape_of(runs[0]):
             sys.exit(f"{file}: shape {shape_of(run)}; {options.files[0]} has {shape_of(runs[0])}")
     if len(runs) > len(COLOURS):
-        sys.exit(f"{len(runs)} files; a plot shows up to {len(COLOURS)}")
+        sys.exit(f"{len(runs)} arms; a plot shows up to {len(COLOURS)}")
     options.out.write_text(draw(runs))
-    for file, run in zip(options.files, runs):
+    for file, run in read:
         rise, before, after = largest_rise(run)
         print(f"{file}: {run.get('geometry', run['layer'])}, {label_of(run)}: time over floor "
               f"rises by at most {100 * rise:.0f} %, from {before} to {after} tokens")

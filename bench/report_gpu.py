@@ -12,6 +12,8 @@ import json
 import pathlib
 import sys
 
+from result import arms_of
+
 NOTE = """Medians of `forward` alone in a CUDA graph; L2 is overwritten before each replay. Floor: bytes of
 the experts that were active at 4.39 TB/s, or 6 T k H I operations at 1500 TFLOP/s, whichever takes
 longer. "Public" is {source}. One GPU stands for one rank of eight; nothing crosses NVLink."""
@@ -23,6 +25,8 @@ replay. "Alone" is one GPU with the load of one rank and no other ranks, measure
 
 def title_of(run):
     words = [run["layer"], run["format"]]
+    if run.get("arm", "base") != "base":
+        words.insert(0, run["arm"])
     if run["format"] == "nvfp4":
         words.append(run["nvfp4"])
     words.append("one scale per " + ("token" if run["input_scale"] == "token" else "128 channels"))
@@ -53,6 +57,15 @@ def table_of(name, run):
         t = p["times_us"]
         print(f"| {p['tokens']} | " + " | ".join(
             f"{t[k]:.1f}" for k in ("begin", "dispatch", "fc1", "fc2", "combine", "idle", "total")) + " |")
+
+
+def ratios_of(run):
+    print(f"\nTime of an arm by that of the first, paired by {run['paired_by']}:\n")
+    print("| arm | tokens | ratio | from | to | confidence | pairs |")
+    print("|---|---|---|---|---|---|---|")
+    for r in run["ratios"]:
+        print(f"| {r['arm']} | {r['tokens']} | {r['median']:.4f} | {r['low']:.4f} | {r['high']:.4f} | "
+              f"{100 * r['confidence']:.1f} % | {r['pairs']} |")
 
 
 def links_of(name, run):
@@ -87,7 +100,7 @@ def main():
         sys.exit(f"{sys.argv[1]}: no .json files")
     runs = [(f.name, json.loads(f.read_text())) for f in files]
     by_name = dict(runs)
-    first = next(run for name, run in runs if "points" in run)
+    first = next(arm for name, run in runs if "links" not in run for arm in arms_of(run))
     several = any("ranks" in run for _, run in runs)
     gpu = first["gpu"]
     print(f"# {first['model']}\n")
@@ -100,7 +113,10 @@ def main():
         elif "ranks" in run:
             ranks_of(name, run, by_name[name.replace(".json", "-alone.json")])
         elif not several:
-            table_of(name, run)
+            for arm in arms_of(run):
+                table_of(name, arm)
+            if "ratios" in run:
+                ratios_of(run)
 
 
 if __name__ == "__main__":

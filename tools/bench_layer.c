@@ -36,6 +36,8 @@ static int set_size(const bench_target *target, const megamoe_layer_desc *desc, 
         return report_error("bench: %d experts; top-%d needs as many", b->desc.experts, desc->topk);
     const uint64_t expert_bytes =
         (uint64_t)((double)weights * weight_bits(desc->format, target->nvfp4) / 8);
+    b->expert_bytes = expert_bytes;
+    b->nvfp4 = target->nvfp4;
     const uint64_t fit = target->memory / expert_bytes;
     if (fit < (uint64_t)b->desc.experts)
         b->desc.experts = (int32_t)fit;
@@ -59,7 +61,6 @@ static int create(const bench_target *target, const megamoe_weights *weights, be
     progress_end(&bar);
     if (status != MEGAMOE_OK)
         return report_failure(status);
-    b->nvfp4 = megamoe_weights_prepared(weights) ? megamoe_weights_nvfp4(weights) : target->nvfp4;
     const int32_t ranks = megamoe_comm_size(target->comm), rank = megamoe_comm_rank(target->comm);
     const int32_t local = b->desc.experts / ranks + (rank < b->desc.experts % ranks);
     if (local > 0)
@@ -103,7 +104,7 @@ int bench_layer_synthetic(const bench_target *target, const char *name,
     *b = (bench_layer){0};
     snprintf(b->name, sizeof b->name, "%s, synthetic", name);
     int code = set_size(target, desc, b);
-    if (code != EXIT_DONE)
+    if (code != EXIT_DONE || target->describe)
         return code;
     const size_t matrix_bytes = synth_code_bytes(&b->desc) + synth_scale_bytes(&b->desc);
     const size_t longest =
@@ -167,6 +168,10 @@ static int open_path(const bench_target *target, source *s, int64_t layer_index,
         limits.memory = UINT64_MAX;
     snprintf(b->name, sizeof b->name, "layer %" PRId32 " of %s", s->layer.layer, s->path);
     TRY(set_size(&limits, &s->layer, b));
+    if (s->prepared)
+        b->nvfp4 = megamoe_weights_nvfp4(s->weights);
+    if (target->describe)
+        return EXIT_DONE;
     return b->desc.experts == b->all_experts ? create(target, s->weights, b)
                                              : create_share(target, s, b);
 }

@@ -9,7 +9,7 @@ typedef struct bench_layer {
     char name[256];
     megamoe_layer_desc desc;  /* with the experts that the layer has here */
     int32_t all_experts;      /* those of the model */
-    uint64_t expert_bytes;    /* of one expert's packed weights */
+    uint64_t expert_bytes;    /* of one expert's packed weights; as planned if only described */
     uint64_t stored_bytes;    /* of one expert in checkpoint form: codes and block scales */
     megamoe_nvfp4_mode nvfp4; /* as packed */
     megamoe_layer *layer;
@@ -26,6 +26,7 @@ typedef struct bench_target {
     int32_t distinct; /* 0: all; else synthetic experts repeat after so many */
     uint64_t seed;
     int32_t threads; /* to make weights */
+    bool describe;   /* make no layer: no communicator and no device are needed */
 } bench_target;
 
 /* These print their error and return an exit code. Close the layer in any case. */

@@ -18,29 +18,41 @@ void bench_routes_draw(const bench_routes *routes, int64_t tokens, int32_t rank,
         ids[i] = -1;
 }
 
+static int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+/* Of `experts` experts, and with what is known of other ranks. */
+static void add_rank(const int64_t *received, int32_t experts, int64_t tile, bench_work *work) {
+    int64_t active = 0, routes = 0, tiles = 0;
+    for (int32_t e = 0; e < experts; e++) {
+        active += received[e] > 0;
+        routes += received[e];
+        tiles += tile > 0 ? (received[e] + tile - 1) / tile : 0;
+    }
+    work->experts = (int32_t)larger(active, work->experts);
+    work->routes = larger(routes, work->routes);
+    work->tiles = larger(tiles, work->tiles);
+}
+
 bool bench_routes_count(const bench_routes *routes, int64_t tokens, int32_t ranks, uint64_t draw,
-                        bench_work *work) {
+                        int64_t tile, bench_work *work) {
     const int64_t slots = tokens * routes->topk;
     int32_t *ids = malloc(((size_t)slots + 1) * sizeof *ids);
     int64_t *received = calloc((size_t)routes->experts, sizeof *received);
+    const bool good = ids != NULL && received != NULL;
     *work = (bench_work){0};
-    for (int32_t r = 0; ids != NULL && received != NULL && r < ranks; r++) {
+    for (int32_t r = 0; good && r < ranks; r++) {
         bench_routes_draw(routes, tokens, r, draw, ids);
         for (int64_t i = 0; i < slots; i++)
             if (ids[i] >= 0)
                 received[ids[i]]++;
     }
-    for (int32_t r = 0, e = 0; received != NULL && r < ranks; r++) {
-        bench_work of_rank = {0};
-        for (const int32_t end = e + routes->experts / ranks + (r < routes->experts % ranks);
-             e < end; e++) {
-            of_rank.experts += received[e] > 0;
-            of_rank.routes += received[e];
-        }
-        work->experts = of_rank.experts > work->experts ? of_rank.experts : work->experts;
-        work->routes = of_rank.routes > work->routes ? of_rank.routes : work->routes;
+    for (int32_t r = 0, first = 0; good && r < ranks; r++) {
+        const int32_t experts = routes->experts / ranks + (r < routes->experts % ranks);
+        add_rank(received + first, experts, tile, work);
+        first += experts;
     }
-    const bool good = ids != NULL && received != NULL;
     free(ids);
     free(received);
     return good;

@@ -24,10 +24,11 @@ void bench_routes_draw(const bench_routes *routes, int64_t tokens, int32_t rank,
 typedef struct bench_work {
     int32_t experts; /* that received a token */
     int64_t routes;  /* received */
+    int64_t tiles;   /* of so many routes of one expert */
 } bench_work;
 
-/* False: out of memory. */
+/* tile: routes of a tile; 0: tiles are not counted. False: out of memory. */
 bool bench_routes_count(const bench_routes *routes, int64_t tokens, int32_t ranks, uint64_t draw,
-                        bench_work *work);
+                        int64_t tile, bench_work *work);
 
 #endif

@@ -1,27 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* megamoe bench: the speed of a layer beside the ceilings that the device has in the same run. */
-#define _GNU_SOURCE
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "bench.h"
 #include "commands.h"
-#include "models.h"
 #include "options.h"
-#include "parallel.h"
-#include "rank.h"
 
 /* Defaults that depend on the device. */
-static const char cpu_tokens[] = "1,16,64", cpu_geometry[] = "A";
+static const char cpu_tokens[] = "1,16,64";
 static const char gpu_tokens[] = "1,8,32,64,128,256,512,1024,2048,4096,8192";
-static const char gpu_geometry[] = "flash";
-static const double cpu_seconds = 2, cpu_memory_gb = 2;
-enum { GPU_CAPACITY = 8192, GPU_ITERATIONS = 50, GPU_DISTINCT_EXPERTS = 4 };
+static const double cpu_seconds = 2;
+enum { GPU_CAPACITY = 8192, GPU_ROUNDS = 10, GPU_ITERATIONS = 20, GPU_WARM_UPS = 10 };
 
 /* "1,16,64" */
 static int parse_tokens(const char *text, bench *b) {
@@ -53,17 +46,17 @@ static void fill_curve(int64_t most, bench *b) {
 }
 
 /* Batch sizes and the capacity that holds them. */
-static int choose_tokens(const bench_request *request, bool gpu, bench *b) {
+static int choose_tokens(const bench_request *request, bench *b) {
     b->capacity = request->capacity > 0 ? request->capacity : GPU_CAPACITY;
-    if (gpu && request->tokens != NULL && strcmp(request->tokens, "curve") == 0) {
+    if (b->on_gpu && request->tokens != NULL && strcmp(request->tokens, "curve") == 0) {
         fill_curve(b->capacity, b);
         return EXIT_DONE;
     }
     const char *text = request->tokens;
     if (text == NULL)
-        text = gpu ? gpu_tokens : cpu_tokens;
+        text = b->on_gpu ? gpu_tokens : cpu_tokens;
     TRY(parse_tokens(text, b));
-    for (int i = 0; gpu && i < b->n_tokens; i++) {
+    for (int i = 0; b->on_gpu && i < b->n_tokens; i++) {
         if (request->capacity > 0 && b->tokens[i] > request->capacity)
             return report_error("--capacity %" PRId64 ": --tokens asks for %" PRId64,
                                 request->capacity, b->tokens[i]);
@@ -73,174 +66,103 @@ static int choose_tokens(const bench_request *request, bool gpu, bench *b) {
     return EXIT_DONE;
 }
 
-static int check_request(const bench_request *request, bool gpu) {
+/* What concerns all arms. */
+static int check_request(const bench_request *request, bool on_gpu) {
     if ((request->path != NULL) + (request->model != NULL) + (request->geometry != NULL) > 1)
         return report_error("bench: PATH, --model and --geometry exclude each other");
-    const char *of_cpu = request->mapped         ? "mapped"
-                         : request->seconds >= 0 ? "seconds"
-                         : request->activations  ? "activations int8"
-                                                 : NULL;
-    const char *of_gpu = request->capacity > 0     ? "capacity"
-                         : request->iterations > 0 ? "iterations"
-                         : request->token_tile > 0 ? "token-tile"
-                         : request->lag > 0        ? "lag"
-                                                   : NULL;
-    if (gpu && of_cpu != NULL)
-        return report_error("bench: --%s is for the CPU, not for --device %s", of_cpu,
-                            request->device);
-    if (request->activations && request->input_scale)
-        return report_error("bench: --input-scale block is for E4M3, not for --activations int8");
-    if (!gpu && of_gpu != NULL)
-        return report_error("bench: --%s is for a GPU, not for --device %s", of_gpu,
-                            request->device);
+    if (request->json && request->csv)
+        return report_error("bench: --json and --csv exclude each other");
+    if (request->rounds > 0 && request->seconds >= 0)
+        return report_error("bench: --rounds and --seconds exclude each other");
+    if (request->dry_run && (request->csv || request->processes > 0))
+        return report_error("bench: --dry-run excludes --csv and --processes");
+    if (on_gpu && request->seconds >= 0)
+        return report_error("bench: --seconds is for the CPU, not for --device %s",
+                            request->base.device);
+    if (!on_gpu && request->capacity > 0)
+        return report_error("bench: --capacity is for a GPU, not for --device %s",
+                            request->base.device);
     return EXIT_DONE;
 }
 
-static void record_run(bench *b, int argc, char **argv) {
-    size_t used = (size_t)snprintf(b->command, sizeof b->command, "megamoe");
-    for (int i = 0; i < argc && used < sizeof b->command; i++)
-        used += (size_t)snprintf(b->command + used, sizeof b->command - used, " %s", argv[i]);
-    const time_t now = time(NULL);
-    struct tm utc;
-    strftime(b->date, sizeof b->date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+static void set_defaults(bench_request *request, bool on_gpu) {
+    if (request->seconds < 0)
+        request->seconds = cpu_seconds;
+    if (request->rounds == 0 && on_gpu)
+        request->rounds = GPU_ROUNDS;
+    if (request->iterations == 0)
+        request->iterations = on_gpu ? GPU_ITERATIONS : 1;
+    if (request->warm_ups < 0)
+        request->warm_ups = on_gpu ? GPU_WARM_UPS : 0;
 }
 
-/*
- * Meets the other ranks if a launcher has started this process as one of several. Ranks of the CPU
- * share memory bandwidth, so there a layer is measured by one process.
- */
-static int join_ranks(bench *b, bool gpu) {
-    const megamoe_status status = megamoe_comm_from_env(NULL, &b->target.comm);
-    if (status == MEGAMOE_ENOTFOUND)
-        TRY_LIBRARY(megamoe_comm_self(&b->target.comm));
-    else if (status != MEGAMOE_OK)
-        return report_failure(status);
-    b->rank = megamoe_comm_rank(b->target.comm);
-    b->ranks = megamoe_comm_size(b->target.comm);
-    if (b->ranks > 1 && !gpu)
-        return report_error("bench: a launcher has started %d ranks; --device %s is measured by "
-                            "one process",
-                            b->ranks, b->request->device);
-    return EXIT_DONE;
+static int measure_here(bench *b, json_t **result) {
+    TRY(bench_open(b));
+    TRY(bench_measure(b));
+    *result = bench_json(b);
+    return *result != NULL ? EXIT_DONE : report_error("out of memory for the result");
 }
 
-static int open_layer(bench *b, bool gpu) {
-    const bench_request *request = b->request;
-    const megamoe_format format = (megamoe_format)(request->format + 1);
-    if (request->path != NULL)
-        return bench_layer_from_path(&b->target, request->path, request->layer, &b->layer);
-    if (request->model != NULL) {
-        const model *m = model_find(request->model);
-        if (m == NULL)
-            return report_error("--model %s: unknown; megamoe synth --list shows the models",
-                                request->model);
-        const megamoe_layer_desc desc =
-            model_layer(m, m->dense_layers, request->format < 0 ? m->published : format);
-        return bench_layer_synthetic(&b->target, m->name, &desc, &b->layer);
-    }
-    const char *name = request->geometry;
-    if (name == NULL)
-        name = gpu ? gpu_geometry : cpu_geometry;
-    b->geometry = bench_geometry_find(name);
-    if (b->geometry == NULL)
-        return EXIT_BAD_INPUT;
-    megamoe_layer_desc desc =
-        bench_geometry_layer(b->geometry, request->format < 0 ? MEGAMOE_FORMAT_MXFP4 : format);
-    desc.experts *= b->ranks; /* those of a geometry are one rank's */
-    return bench_layer_synthetic(&b->target, b->geometry->what, &desc, &b->layer);
+/* The result of rank 0, or of processes of their own. */
+static int execute(bench *b, bench_request *request, json_t **result) {
+    if (request->dry_run)
+        return bench_plan(b, result);
+    if (bench_wants_processes(b))
+        return bench_in_processes(b, result);
+    set_defaults(request, b->on_gpu);
+    const int code = measure_here(b, result);
+    if (code != EXIT_DONE && b->ranks > 1)
+        megamoe_comm_abort(b->comm);
+    bench_close(b);
+    return code;
 }
 
-static int execute(bench *b, bool gpu) {
-    b->device = (megamoe_device_info)MEGAMOE_INIT(megamoe_device_info);
-    TRY(join_ranks(b, gpu));
-    TRY(rank_open_device(b->request->device, b->target.threads, b->target.comm, &b->target.device));
-    TRY_LIBRARY(megamoe_device_describe(b->target.device, &b->device));
-    TRY(open_layer(b, gpu));
-    return (gpu ? bench_on_gpu : bench_on_cpu)(b);
+static int print(const bench_request *request, json_t *result) {
+    if (json_object_get(result, "arms") != NULL && !request->dry_run)
+        TRY(bench_add_ratios(result));
+    if (request->json)
+        return report_json(json_incref(result));
+    if (request->dry_run)
+        return bench_print_plan(result);
+    return (request->csv ? bench_print_csv : bench_print_text)(result);
 }
 
-static uint64_t memory_limit(const bench_request *request, bool gpu) {
-    if (request->memory_gb > 0)
-        return (uint64_t)(request->memory_gb * 1e9);
-    return gpu ? UINT64_MAX : (uint64_t)(cpu_memory_gb * 1e9);
+static int run(bench *b, bench_request *request) {
+    json_t *result = NULL;
+    TRY(bench_arms_read(b));
+    TRY(check_request(request, b->on_gpu));
+    TRY(choose_tokens(request, b));
+    int code = execute(b, request, &result);
+    if (code == EXIT_DONE && b->rank == 0)
+        code = print(request, result);
+    json_decref(result);
+    return code;
 }
 
 int cmd_bench(int argc, char **argv) {
-    bench_request request = {.device = "cpu",
-                             .layer = ONLY_LAYER,
-                             .threads = parallel_cores(),
-                             .seed = 1,
-                             .format = -1,
-                             .seconds = -1};
-    const option_spec options[] = {
-        {"device", OPTION_TEXT, &request.device, "cpu|cuda|cuda:N", "(cpu)", 0, 0},
-        {"layer", OPTION_INTEGER, &request.layer, "L", "layer of PATH (its only one)", 0,
-         INT32_MAX},
-        {"model", OPTION_TEXT, &request.model, "NAME", "synthetic weights of a public model", 0, 0},
-        {"geometry", OPTION_TEXT, &request.geometry, "NAME",
-         "synthetic weights: A, B, C, flash, pro, ... (A; GPU: flash)", 0, 0},
-        {"experts", OPTION_INTEGER, &request.experts, "N", "experts of the layer", 1, 65536},
-        {"format", OPTION_CHOICE, &request.format, "mxfp4|nvfp4", "of synthetic weights", 0, 0},
-        {"nvfp4", OPTION_CHOICE, &request.nvfp4, "exact|folded", "form of NVFP4 weights (exact)", 0,
-         0},
-        {"input-scale", OPTION_CHOICE, &request.input_scale, "token|block",
-         "one scale per token, or per 128 channels (token)", 0, 0},
-        {"accumulate", OPTION_CHOICE, &request.accumulate, "mma|promote",
-         "sums over all of K, or over 128 each (mma)", 0, 0},
-        OPTION_ACTIVATIONS(&request.activations),
-        {"mapped", OPTION_FLAG, &request.mapped, NULL,
-         "CPU: use a prepared file in place, mapped, instead of reading it into huge pages", 0, 0},
-        {"memory", OPTION_NUMBER, &request.memory_gb, "GB", "most weights to hold (2; GPU: all)",
-         1e-6, 1e6},
-        {"tokens", OPTION_TEXT, &request.tokens, "LIST|curve", "batch sizes; GPU: curve", 0, 0},
-        {"capacity", OPTION_INTEGER, &request.capacity, "N", "GPU: of the workspace (8192)", 1,
-         BENCH_MAX_TOKENS},
-        {"threads", OPTION_INTEGER, &request.threads, "T", "(one per core)", 1, 1024},
-        {"seconds", OPTION_NUMBER, &request.seconds, "S", "CPU: for each batch size (2)", 0, 3600},
-        {"iterations", OPTION_INTEGER, &request.iterations, "N", "GPU: for each batch size (50)", 1,
-         1000},
-        {"token-tile", OPTION_INTEGER, &request.token_tile, "N",
-         "GPU: tokens of a tile (chosen for each batch)", 1, 1024},
-        {"lag", OPTION_INTEGER, &request.lag, "N",
-         "GPU: token tiles by which FC2 follows FC1 (chosen for each batch)", 1, INT32_MAX},
-        {"seed", OPTION_INTEGER, &request.seed, "N", "of weights, input and routes (1)", 0,
-         (double)INT64_MAX},
-        OPTION_JSON(&request.json)};
+    bench_request request = bench_request_default();
+    option_spec options[BENCH_OPTIONS];
+    bench_request_options(&request, options);
     const command_syntax syntax = {"bench",
                                    "[PATH]",
                                    "Measures an expert layer beside the device's ceilings.",
                                    "megamoe bench --device cuda:0 --geometry pro --json",
                                    options,
-                                   sizeof options / sizeof *options,
+                                   BENCH_OPTIONS,
                                    0,
                                    1};
-    bench b = {.request = &request};
-    record_run(&b, argc, argv);
     const char *arguments[OPTION_MAX_ARGUMENTS];
     int code;
     if (!options_parse(&syntax, argc, argv, arguments, &code))
         return code;
-    const bool gpu = ranks_on_gpu(request.device);
     request.path = arguments[0];
-    TRY(check_request(&request, gpu));
-    TRY(choose_tokens(&request, gpu, &b));
-    if (request.seconds < 0)
-        request.seconds = cpu_seconds;
-    if (request.iterations == 0)
-        request.iterations = GPU_ITERATIONS;
-    b.target.nvfp4 = (megamoe_nvfp4_mode)request.nvfp4;
-    b.target.accumulate = (megamoe_accumulate)request.accumulate;
-    b.target.mapped = request.mapped;
-    b.target.memory = memory_limit(&request, gpu);
-    b.target.experts = (int32_t)request.experts;
-    b.target.distinct = gpu ? GPU_DISTINCT_EXPERTS : 0;
-    b.target.seed = (uint64_t)request.seed;
-    b.target.threads = (int32_t)request.threads;
-    code = execute(&b, gpu);
-    if (code != EXIT_DONE && b.ranks > 1)
-        megamoe_comm_abort(b.target.comm);
-    megamoe_layer_close(b.layer.layer);
-    megamoe_device_close(b.target.device);
-    megamoe_comm_close(b.target.comm);
+    bench *b = calloc(1, sizeof *b); /* too large for a stack */
+    if (b == NULL)
+        return report_error("out of memory");
+    b->request = &request;
+    b->ranks = 1;
+    bench_record(b, argc, argv);
+    code = run(b, &request);
+    free(b);
     return code;
 }

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 
 #include "report.h"
 
-enum { MAX_OPTIONS = 24, HELP_CODE = MAX_OPTIONS, FIRST_CODE = 256 };
+enum { MAX_OPTIONS = 48, HELP_CODE = MAX_OPTIONS, FIRST_CODE = 256 };
 
 static void print_help(const command_syntax *syntax) {
     printf("%s\n\nusage: megamoe %s%s%s [options]\n\n", syntax->summary, syntax->name,
@@ -42,7 +43,7 @@ static bool in_range(const option_spec *option, double value) {
     return value >= option->min && value <= option->max;
 }
 
-static bool set_option(const option_spec *option, const char *text) {
+bool option_set(const option_spec *option, const char *text) {
     char *end = NULL;
     errno = 0;
     switch (option->kind) {
@@ -66,6 +67,16 @@ static bool set_option(const option_spec *option, const char *text) {
     case OPTION_TEXT:
         *(const char **)option->target = text;
         return true;
+    case OPTION_LIST: {
+        option_list *list = option->target;
+        if (list->n == OPTION_MAX_LIST) {
+            report_error("--%s %s: expected at most %d of these", option->name, text,
+                         OPTION_MAX_LIST);
+            return false;
+        }
+        list->items[list->n++] = text;
+        return true;
+    }
     case OPTION_CHOICE: {
         const int value = find_choice(option->value, text);
         if (value < 0) {
@@ -79,6 +90,52 @@ static bool set_option(const option_spec *option, const char *text) {
     report_error("--%s %s: not a number from %.15g to %.15g", option->name, text, option->min,
                  option->max);
     return false;
+}
+
+/* Copies the index-th word of "word|word", which is there. */
+static void copy_choice(const char *words, int index, char *text, size_t bytes) {
+    for (; index > 0; index--)
+        words += strcspn(words, "|") + 1;
+    snprintf(text, bytes, "%.*s", (int)strcspn(words, "|"), words);
+}
+
+bool option_get(const option_spec *option, char buffer[OPTION_TEXT_BYTES], const char **text) {
+    *text = buffer;
+    switch (option->kind) {
+    case OPTION_FLAG:
+        buffer[0] = '\0';
+        return *(const bool *)option->target;
+    case OPTION_INTEGER: {
+        const int64_t value = *(const int64_t *)option->target;
+        snprintf(buffer, OPTION_TEXT_BYTES, "%" PRId64, value);
+        return in_range(option, (double)value);
+    }
+    case OPTION_NUMBER: {
+        const double value = *(const double *)option->target;
+        snprintf(buffer, OPTION_TEXT_BYTES, "%.17g", value);
+        return in_range(option, value);
+    }
+    case OPTION_TEXT:
+        *text = *(const char *const *)option->target;
+        return *text != NULL;
+    case OPTION_CHOICE: {
+        const int value = *(const int *)option->target;
+        if (value < 0)
+            return false;
+        copy_choice(option->value, value, buffer, OPTION_TEXT_BYTES);
+        return true;
+    }
+    case OPTION_LIST:
+        break;
+    }
+    return false;
+}
+
+const option_spec *option_find(const option_spec *options, size_t n, const char *name) {
+    for (size_t i = 0; i < n; i++)
+        if (strcmp(options[i].name, name) == 0)
+            return &options[i];
+    return NULL;
 }
 
 bool options_parse(const command_syntax *syntax, int argc, char **argv,
@@ -105,7 +162,7 @@ bool options_parse(const command_syntax *syntax, int argc, char **argv,
                          syntax->name);
             return false;
         }
-        if (!set_option(&syntax->options[code - FIRST_CODE], optarg))
+        if (!option_set(&syntax->options[code - FIRST_CODE], optarg))
             return false;
     }
     const int n = argc - optind;

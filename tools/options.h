@@ -12,8 +12,16 @@ typedef enum option_kind {
     OPTION_INTEGER, /* int64_t, min..max */
     OPTION_NUMBER,  /* double, min..max */
     OPTION_TEXT,    /* const char * */
-    OPTION_CHOICE   /* int: index of the word in `value`, "word|word" */
+    OPTION_CHOICE,  /* int: index of the word in `value`, "word|word" */
+    OPTION_LIST     /* option_list: may be given several times */
 } option_kind;
+
+enum { OPTION_MAX_LIST = 16 };
+
+typedef struct option_list {
+    const char *items[OPTION_MAX_LIST];
+    int n;
+} option_list;
 
 typedef struct option_spec {
     const char *name; /* without the dashes */
@@ -56,5 +64,18 @@ enum { OPTION_MAX_ARGUMENTS = 4 };
  */
 bool options_parse(const command_syntax *syntax, int argc, char **argv,
                    const char *arguments[OPTION_MAX_ARGUMENTS], int *exit_code);
+
+/* Sets the option's target, of a flag to true. Prints the error and returns false. */
+bool option_set(const option_spec *option, const char *text);
+
+/*
+ * The text that option_set would take for what the target holds; false where there is none (the
+ * target is a list, a flag that is not set or a default that cannot be asked for).
+ */
+enum { OPTION_TEXT_BYTES = 32 };
+bool option_get(const option_spec *option, char buffer[OPTION_TEXT_BYTES], const char **text);
+
+/* The option of that name; NULL if there is none. */
+const option_spec *option_find(const option_spec *options, size_t n, const char *name);
 
 #endif

@@ -15,6 +15,12 @@ extern "C" {
 /* The version of the library that is running, "major.minor.patch". */
 MEGAMOE_API const char *megamoe_version(void);
 
+/*
+ * The commit that it was built from, with "+" behind it where files had been changed since; ""
+ * where it was not built in a checkout of git.
+ */
+MEGAMOE_API const char *megamoe_build_commit(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -113,9 +113,10 @@ class UsageErrors(Case):
         self.fails(2, ["--geometry", "small", "flash", "gpt-oss"], "bench", "--geometry", "small")
 
     def test_options_of_one_kind_of_device(self):
-        for option in [["--seconds", "1"], ["--mapped"]]:
+        for option in [["--seconds", "1"], ["--mapped"], ["--tier", "avx2"]]:
             self.fails(2, [option[0], "CPU", "cuda:3"], "bench", "--device", "cuda:3", *option)
-        for option in [["--capacity", "8"], ["--iterations", "8"]]:
+        for option in [["--capacity", "8"], ["--token-tile", "8"], ["--lag", "1"],
+                       ["--l2", "warm"], ["--launch", "eager"]]:
             self.fails(2, [option[0], "GPU", "cpu"], "bench", *option)
         self.fails(2, ["--tokens", "curve"], "bench", "--tokens", "curve")
 

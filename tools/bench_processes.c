@@ -161,8 +161,20 @@ static int measure_builds(const bench *b, int64_t processes, json_t **pooled) {
     return EXIT_DONE;
 }
 
+/* Started by a launcher as one of several, as the processes started here would think they are. */
+static bool is_rank(void) {
+    static const char *const sizes[] = {"WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE",
+                                        "PMI_SIZE"};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const char *size = getenv(sizes[i]);
+        if (size != NULL && strtol(size, NULL, 10) > 1)
+            return true;
+    }
+    return false;
+}
+
 int bench_in_processes(bench *b, json_t **result) {
-    if (getenv("WORLD_SIZE") != NULL)
+    if (is_rank())
         return report_error("bench: --processes, binary= and library= are for one rank; a launcher "
                             "has started several");
     const int64_t processes = b->request->processes > 0 ? b->request->processes : DEFAULT_PROCESSES;

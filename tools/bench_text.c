@@ -171,13 +171,13 @@ static double number_at(const json_t *object, const char *name, size_t i) {
     return json_number_value(json_array_get(json_object_get(object, name), i));
 }
 
-static void print_gpu_ceilings(const json_t *arm) {
+static void print_gpu_ceilings(const json_t *arm, bool first) {
     const json_t *ceilings = json_object_get(arm, "ceilings");
     report_line("ceilings",
                 "read %.0f and %.0f GB/s, E4M3 %.0f and %.0f TFLOP/s, measured before and after",
                 number_at(ceilings, "read_gbs", 0), number_at(ceilings, "read_gbs", 1),
                 number_at(ceilings, "mma_tflops", 0), number_at(ceilings, "mma_tflops", 1));
-    if (!result_has(arm, "nominal"))
+    if (!first || !result_has(arm, "nominal"))
         return;
     report_line("nominal", "read %.0f GB/s, E4M3 %.0f TFLOP/s",
                 result_number_in(arm, "nominal", "read_gbs"),
@@ -219,7 +219,8 @@ static void print_cpu_points(const json_t *points) {
 
 /* ---- Arms ---- */
 
-static void print_arm(const json_t *arm) {
+/* What it is measured with is told of the first arm alone. */
+static void print_arm(const json_t *arm, bool first) {
     const json_t *points = json_object_get(arm, "points");
     bench_print_layer(arm);
     if (!result_has(arm, "gpu")) {
@@ -234,10 +235,11 @@ static void print_arm(const json_t *arm) {
     print_gpu(arm);
     print_method(arm, points);
     print_build(arm);
-    print_workspace(arm);
+    if (first)
+        print_workspace(arm);
     print_gpu_points(arm, points);
     print_gpu_times(points);
-    print_gpu_ceilings(arm);
+    print_gpu_ceilings(arm, first);
 }
 
 static void print_ratios(const json_t *result) {
@@ -267,7 +269,7 @@ int bench_print_text(const json_t *result) {
         json_t *arm = result_arm(result, i);
         if (n > 1)
             report_line(i > 0 ? "\narm" : "arm", "%s", result_text(arm, "arm"));
-        print_arm(arm);
+        print_arm(arm, i == 0);
         json_decref(arm);
     }
     if (n > 1) {

@@ -175,6 +175,10 @@ class Processes(BenchCase):
         self.fails(2, ["nowhere", "started"], *SMALL, "--arm", "binary=nowhere", "--processes", 1,
                    "--rounds", 1)
 
+    def test_not_by_ranks(self):
+        self.fails(2, ["--processes", "one rank"], *SMALL, "--processes", 2,
+                   env={"WORLD_SIZE": "2", "RANK": "0"})
+
     def test_errors_of_processes(self):
         self.fails(2, ["small"], "bench", "--geometry", "small", "--processes", 2)
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <megamoe/version.h>
 
-#include "mm_commit.h"
+#include "base/mm_commit.h"
 
 const char *megamoe_build_commit(void) {
     return MM_COMMIT;

@@ -246,6 +246,28 @@ class FakeGpu(BenchCase):
                              "--iterations", 2, "--processes", 2, env=FAKE)
         self.assertEqual(len(result["points"][0]["rounds_us"]), 4)
 
+    def test_clocks_and_what_holds_them(self):
+        arguments = ["bench", "--device", "cuda", "--tokens", "1", "--rounds", 3, "--iterations", 2]
+        result = self.result(*arguments, env=FAKE)
+        state, p = result["gpu"]["before"], result["points"][0]
+        self.assertEqual(result["gpu"]["driver"], "999.1")
+        self.assertEqual((state["power_w"], state["temperature_c"], state["memory_mhz"]),
+                         (695.5, 61, 3201))
+        self.assertEqual(state["clocks_held_by"], ["gpu_idle", "sw_power_cap"])
+        self.assertEqual(p["clocks_held_by"], ["gpu_idle", "sw_power_cap"])
+        # One question in each round, after that before, and each is answered 10 MHz lower.
+        self.assertEqual((p["sm_mhz_most"], p["sm_mhz"], result["gpu"]["after"]["sm_mhz"]),
+                         (state["sm_mhz"] - 10, state["sm_mhz"] - 30, state["sm_mhz"] - 40))
+        self.assertIn("held by gpu_idle, sw_power_cap", self.good(*arguments, env=FAKE))
+
+    def test_arms_of_ranks(self):
+        result = self.good_json("launch", "-n", 2, "--", TOOL, "bench", "--device", "cuda", "--tokens",
+                                "1,8", "--rounds", 2, "--iterations", 2, "--arm", "lag=2", env=FAKE)
+        self.validate(result)
+        self.assertEqual((result["ranks"], result["experts"]), (2, 64))
+        self.check_ratios(result, ["lag=2"], 2, "round")
+        self.assertIn("skew_us", result["arms"][1]["points"][0])
+
     def test_plan_knows_the_gpu(self):
         result = self.result("bench", "--device", "cuda", "--dry-run", env=FAKE)
         self.assertEqual(result["model"], "Fake H200")

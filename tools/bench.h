@@ -32,6 +32,7 @@ enum {
 typedef struct bench_config {
     const char *device;
     const char *binary, *library; /* of another build; NULL: this one */
+    int64_t ranks;                /* processes that measure together; 0: this one */
     int format, nvfp4, input_scale, accumulate, activations, tier, l2, launch;
     int64_t threads, token_tile, lag;
     bool mapped;

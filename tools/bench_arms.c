@@ -8,7 +8,7 @@
 #include "bench.h"
 #include "ranks.h"
 
-enum { KEYS = BENCH_CONFIG_OPTIONS + 2 };
+enum { KEYS = BENCH_CONFIG_OPTIONS + 3, MAX_RANKS = 64 };
 
 void bench_config_options(bench_config *config, option_spec options[BENCH_CONFIG_OPTIONS]) {
     const option_spec all[BENCH_CONFIG_OPTIONS] = {
@@ -41,10 +41,11 @@ void bench_config_options(bench_config *config, option_spec options[BENCH_CONFIG
 /* All keys of an arm. */
 static void keys_of(bench_config *config, option_spec keys[KEYS]) {
     bench_config_options(config, keys);
-    keys[BENCH_CONFIG_OPTIONS] =
-        (option_spec){"binary", OPTION_TEXT, &config->binary, "FILE", "", 0, 0};
-    keys[BENCH_CONFIG_OPTIONS + 1] =
-        (option_spec){"library", OPTION_TEXT, &config->library, "FILE", "", 0, 0};
+    const option_spec others[KEYS - BENCH_CONFIG_OPTIONS] = {
+        {"ranks", OPTION_INTEGER, &config->ranks, "N", "", 1, MAX_RANKS},
+        {"binary", OPTION_TEXT, &config->binary, "FILE", "", 0, 0},
+        {"library", OPTION_TEXT, &config->library, "FILE", "", 0, 0}};
+    memcpy(keys + BENCH_CONFIG_OPTIONS, others, sizeof others);
 }
 
 static int unknown_key(const char *arm, const char *key, const option_spec *keys) {
@@ -103,6 +104,7 @@ static int check_arm(const bench_arm *arm, bool on_gpu, const char *what) {
                          : c->lag > 0      ? "lag"
                          : c->l2           ? "l2"
                          : c->launch       ? "launch"
+                         : c->ranks > 1    ? "ranks"
                                            : NULL;
     if (on_gpu && of_cpu != NULL)
         return report_error("bench%s: --%s is for the CPU, not for --device %s", what, of_cpu,

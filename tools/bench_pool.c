@@ -11,15 +11,19 @@
 /* What a point has of each process while it is pooled. */
 static const char medians[] = "processes_us", least[] = "pooled_min_us", p90s[] = "pooled_p90_us";
 
-/* Of all arms of a result; the other fields belong to one arm. */
-static const char *const shared[] = {"schema_version", "layer",   "geometry", "hidden",
-                                     "intermediate",   "experts", "topk",     "experts_of_model",
-                                     "seed",           "ranks",   "live",     "capacity",
-                                     "public_source",  "host",    "warm_ups", "iterations",
-                                     "cooldown_s"};
+/* Of all arms of a result, those that have another value excepted. The others belong to one arm. */
+static const char *const shared[] = {"schema_version", "layer",    "geometry",   "hidden",
+                                     "intermediate",   "experts",  "topk",       "experts_of_model",
+                                     "seed",           "live",     "capacity",   "public_source",
+                                     "host",           "warm_ups", "iterations", "cooldown_s"};
 
 /* Fields that must be the same. */
-static const char *const geometry[] = {"hidden", "intermediate", "experts", "topk"};
+static const char *const geometry[] = {"hidden", "intermediate", "topk"};
+
+static double experts_of_rank(const json_t *result) {
+    const double experts = result_number(result, "experts");
+    return result_has(result, "ranks") ? experts / result_number(result, "ranks") : experts;
+}
 
 static int check_geometry(const json_t *a, const json_t *b) {
     for (size_t i = 0; i < sizeof geometry / sizeof *geometry; i++) {
@@ -27,6 +31,9 @@ static int check_geometry(const json_t *a, const json_t *b) {
         if (x != y)
             return report_error("bench: arms differ in %s: %.0f and %.0f", geometry[i], x, y);
     }
+    if (experts_of_rank(a) != experts_of_rank(b))
+        return report_error("bench: arms have %g and %g experts for each rank", experts_of_rank(a),
+                            experts_of_rank(b));
     return EXIT_DONE;
 }
 
@@ -156,7 +163,9 @@ int bench_pool_join(json_t *const *arms, int n, json_t **result) {
         TRY(check_points(points_of(arms[0], 0), points_of(arms[i], 0)));
         json_t *arm = json_copy(arms[i]);
         for (size_t j = 0; j < sizeof shared / sizeof *shared; j++)
-            json_object_del(arm, shared[j]);
+            if (strcmp(shared[j], "host") == 0 ||
+                json_equal(json_object_get(arm, shared[j]), json_object_get(joined, shared[j])))
+                json_object_del(arm, shared[j]);
         json_array_append_new(array, arm);
     }
     return EXIT_DONE;

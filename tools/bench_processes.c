@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Measures in fresh processes: each is this tool, or that of an arm, with --json, whose object is
- * read and pooled. Where an arm is another build each arm has processes of its own, by turns.
+ * read and pooled. Where an arm is another build, or several ranks, each arm has processes of its
+ * own, by turns.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -18,10 +19,10 @@
 #include "bench.h"
 #include "bench_pool.h"
 
-/* With arms of other builds; as many pairs as an interval of 95 % needs. */
+/* With arms that need them; as many pairs as an interval of 95 % needs. */
 enum { DEFAULT_PROCESSES = 6 };
 
-enum { MAX_WORDS = 2 * BENCH_OPTIONS + 2 * BENCH_MAX_ARMS + 8, CODE_NOT_STARTED = 127 };
+enum { MAX_WORDS = 2 * BENCH_OPTIONS + 2 * BENCH_MAX_ARMS + 16, CODE_NOT_STARTED = 127 };
 
 static const char self[] = "/proc/self/exe";
 
@@ -31,6 +32,7 @@ typedef struct command {
     const char *words[MAX_WORDS + 1];
     int n;
     const char *preload; /* a library; NULL: that of the tool */
+    char ranks[24];
     char names[BENCH_OPTIONS][32];
     char values[BENCH_OPTIONS][OPTION_TEXT_BYTES];
 } command;
@@ -63,13 +65,21 @@ static void add_options(bench_request *request, command *c) {
 /* arm: the only one of the process; NULL: it has all. */
 static void make_command(const bench *b, const bench_arm *arm, command *c) {
     bench_request request = *b->request;
-    *c = (command){.words = {self, "bench"}, .n = 2};
+    const char *tool = self;
+    *c = (command){.n = 0};
     if (arm != NULL) {
         request.base = arm->config;
-        if (arm->config.binary != NULL)
-            c->words[0] = arm->config.binary;
+        tool = arm->config.binary != NULL ? arm->config.binary : self;
         c->preload = arm->config.library;
     }
+    if (arm != NULL && arm->config.ranks > 1) {
+        snprintf(c->ranks, sizeof c->ranks, "%" PRId64, arm->config.ranks);
+        const char *const launch[] = {tool, "launch", "--ranks", c->ranks, "--"};
+        for (size_t i = 0; i < sizeof launch / sizeof *launch; i++)
+            c->words[c->n++] = launch[i];
+    }
+    c->words[c->n++] = tool;
+    c->words[c->n++] = "bench";
     add_options(&request, c);
     for (int i = 0; arm == NULL && i < request.arms.n; i++) {
         c->words[c->n++] = "--arm";
@@ -130,15 +140,18 @@ static int run_command(const command *c, json_t **result) {
 
 /* ---- All of them ---- */
 
-static bool has_builds(const bench *b) {
-    for (int i = 1; i < b->n_arms; i++)
-        if (b->arms[i].config.binary != NULL || b->arms[i].config.library != NULL)
+/* Arms that cannot share a process. */
+static bool are_apart(const bench *b) {
+    for (int i = 1; i < b->n_arms; i++) {
+        const bench_config *c = &b->arms[i].config;
+        if (c->binary != NULL || c->library != NULL || c->ranks > 1)
             return true;
+    }
     return false;
 }
 
 bool bench_wants_processes(const bench *b) {
-    return b->request->processes > 0 || has_builds(b);
+    return b->request->processes > 0 || are_apart(b);
 }
 
 static int measure_once(const bench *b, const bench_arm *arm, json_t **pooled) {
@@ -152,7 +165,7 @@ static int measure_once(const bench *b, const bench_arm *arm, json_t **pooled) {
     return code;
 }
 
-static int measure_builds(const bench *b, int64_t processes, json_t **pooled) {
+static int measure_apart(const bench *b, int64_t processes, json_t **pooled) {
     for (int64_t i = 0; i < processes; i++)
         for (int j = 0; j < b->n_arms; j++) {
             const int n = bench_order((uint64_t)b->request->seed, i, b->n_arms, j);
@@ -175,19 +188,20 @@ static bool is_rank(void) {
 
 int bench_in_processes(bench *b, json_t **result) {
     if (is_rank())
-        return report_error("bench: --processes, binary= and library= are for one rank; a launcher "
-                            "has started several");
+        return report_error(
+            "bench: --processes, binary=, library= and ranks= are for one process; a launcher "
+            "has started several");
     const int64_t processes = b->request->processes > 0 ? b->request->processes : DEFAULT_PROCESSES;
     json_t *pooled[BENCH_MAX_ARMS] = {NULL};
-    const bool builds = has_builds(b);
+    const bool apart = are_apart(b);
     int code = EXIT_DONE;
-    if (builds)
-        code = measure_builds(b, processes, pooled);
-    for (int64_t i = 0; !builds && code == EXIT_DONE && i < processes; i++)
+    if (apart)
+        code = measure_apart(b, processes, pooled);
+    for (int64_t i = 0; !apart && code == EXIT_DONE && i < processes; i++)
         code = measure_once(b, NULL, &pooled[0]);
-    for (int i = 0; code == EXIT_DONE && i < (builds ? b->n_arms : 1); i++)
+    for (int i = 0; code == EXIT_DONE && i < (apart ? b->n_arms : 1); i++)
         code = bench_pool_finish(pooled[i]);
-    if (code == EXIT_DONE && builds) {
+    if (code == EXIT_DONE && apart) {
         for (int i = 0; i < b->n_arms; i++)
             json_object_set_new(pooled[i], "arm", json_string(b->arms[i].name));
         code = bench_pool_join(pooled, b->n_arms, result);
@@ -197,7 +211,7 @@ int bench_in_processes(bench *b, json_t **result) {
     if (code == EXIT_DONE)
         json_object_update_new(*result,
                                json_pack("{s:I, s:s, s:s, s:s}", "processes", (json_int_t)processes,
-                                         "paired_by", builds ? "process" : "round", "date", b->date,
+                                         "paired_by", apart ? "process" : "round", "date", b->date,
                                          "command", b->command));
     for (int i = 0; i < b->n_arms; i++)
         json_decref(pooled[i]);

@@ -17,7 +17,7 @@ void bench_request_options(bench_request *r, option_spec options[BENCH_OPTIONS])
     bench_config_options(&r->base, options);
     const option_spec others[BENCH_OPTIONS - BENCH_CONFIG_OPTIONS] = {
         {"arm", OPTION_LIST, &r->arms, "KEYS",
-         "another arm: key=value,... of the options above, or binary=, library=", 0, 0},
+         "another arm: key=value,... of the options above, or ranks=, binary=, library=", 0, 0},
         {"layer", OPTION_INTEGER, &r->layer, "L", "layer of PATH (its only one)", 0, INT32_MAX},
         {"model", OPTION_TEXT, &r->model, "NAME", "synthetic weights of a public model", 0, 0},
         {"geometry", OPTION_TEXT, &r->geometry, "NAME",

@@ -129,7 +129,7 @@ class Refusals(BenchCase):
         for arm, parts in {"foo=1": ["'foo'", "token-tile", "library"], "lag": ["'lag'", "key=value"],
                            "format=fp8": ["fp8", "mxfp4|nvfp4"], "threads=0": ["threads 0", "1024"],
                            "device=cuda": ["device cuda beside cpu"], "lag=3": ["lag", "GPU", "cpu"],
-                           "": ["key=value"],
+                           "": ["key=value"], "ranks=2": ["ranks", "GPU"], "ranks=65": ["1 to 64"],
                            "activations=int8,input-scale=block": ["block", "int8"]}.items():
             with self.subTest(arm):
                 self.fails(2, parts, *SMALL, "--arm", arm)
@@ -176,7 +176,7 @@ class Processes(BenchCase):
                    "--rounds", 1)
 
     def test_not_by_ranks(self):
-        self.fails(2, ["--processes", "one rank"], *SMALL, "--processes", 2,
+        self.fails(2, ["--processes", "one process"], *SMALL, "--processes", 2,
                    env={"WORLD_SIZE": "2", "RANK": "0"})
 
     def test_errors_of_processes(self):
@@ -267,6 +267,14 @@ class FakeGpu(BenchCase):
         self.assertEqual((result["ranks"], result["experts"]), (2, 64))
         self.check_ratios(result, ["lag=2"], 2, "round")
         self.assertIn("skew_us", result["arms"][1]["points"][0])
+
+    def test_ranks_as_an_arm(self):
+        result = self.result("bench", "--device", "cuda", "--tokens", "8", "--rounds", 2,
+                             "--iterations", 2, "--processes", 2, "--arm", "ranks=2,lag=1", env=FAKE)
+        self.check_ratios(result, ["ranks=2,lag=1"], 2, "process")
+        base, ranks = result["arms"]
+        self.assertEqual((result["experts"], ranks["experts"], ranks["ranks"]), (32, 64, 2))
+        self.assertNotIn("ranks", base)
 
     def test_plan_knows_the_gpu(self):
         result = self.result("bench", "--device", "cuda", "--dry-run", env=FAKE)

@@ -144,10 +144,6 @@ bench_routes bench_routes_of(const bench *b);
 
 int bench_measure(bench *b);
 
-/* Which arm is the i-th of a round, of n: each is as often at each place, in an order of the seed.
- */
-int bench_order(uint64_t seed, int64_t round, int n, int i);
-
 /* ---- bench_plan.c ---- */
 
 /* What would be measured: a JSON object like the result's, without times. */

@@ -11,14 +11,12 @@
 #include <time.h>
 
 #include "bench.h"
+#include "order.h"
 #include "progress.h"
-#include "random.h"
 #include "statistics.h"
 
 /* CPU: forwards of each arm before the first round, and rounds that time does not end. */
 enum { FIRST_FORWARDS = 2, LEAST_ROUNDS = 5 };
-
-enum { KEY_ORDER = 7300 };
 
 /* What one arm has measured of a batch size: one value for each call, but where it says more. */
 typedef struct samples {
@@ -38,18 +36,6 @@ static void sleep_seconds(double seconds) {
     rest.tv_nsec = (long)((seconds - (double)rest.tv_sec) * 1e9);
     while (seconds > 0 && clock_nanosleep(CLOCK_MONOTONIC, 0, &rest, &rest) == EINTR)
         ;
-}
-
-int bench_order(uint64_t seed, int64_t round, int n, int i) {
-    int arms[BENCH_MAX_ARMS] = {0};
-    /* As many rounds as there are arms rotate one shuffled order, so each is once at each place. */
-    const uint64_t key = random_key(random_key(seed, KEY_ORDER), (uint64_t)(round / n));
-    for (int j = 0; j < n; j++) {
-        const int at = (int)random_below(key, (uint64_t)j, (uint64_t)j + 1);
-        arms[j] = arms[at];
-        arms[at] = j;
-    }
-    return arms[(i + round) % n];
 }
 
 /* ---- One arm in one round ---- */
@@ -169,7 +155,7 @@ static int measure_rounds(bench *b, int index, samples *all, double *scratch) {
     const double end = now_seconds() + request->seconds * b->n_arms;
     for (int64_t round = 0; round < most_rounds(b); round++) {
         for (int i = 0; i < b->n_arms; i++) {
-            const int n = bench_order((uint64_t)request->seed, round, b->n_arms, i);
+            const int n = order_of_round((uint64_t)request->seed, round, b->n_arms, i);
             TRY(measure_round(b, &b->arms[n], &b->arms[n].points[index], &all[n], scratch));
         }
         if (request->rounds == 0 && round + 1 >= LEAST_ROUNDS && now_seconds() > end)

@@ -18,6 +18,7 @@
 
 #include "bench.h"
 #include "bench_pool.h"
+#include "order.h"
 
 /* With arms that need them; as many pairs as an interval of 95 % needs. */
 enum { DEFAULT_PROCESSES = 6 };
@@ -168,7 +169,7 @@ static int measure_once(const bench *b, const bench_arm *arm, json_t **pooled) {
 static int measure_apart(const bench *b, int64_t processes, json_t **pooled) {
     for (int64_t i = 0; i < processes; i++)
         for (int j = 0; j < b->n_arms; j++) {
-            const int n = bench_order((uint64_t)b->request->seed, i, b->n_arms, j);
+            const int n = order_of_round((uint64_t)b->request->seed, i, b->n_arms, j);
             TRY(measure_once(b, &b->arms[n], &pooled[n]));
         }
     return EXIT_DONE;

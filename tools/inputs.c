@@ -6,70 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "field.h"
 #include "report.h"
 #include "synth.h"
 
 enum { MAX_TOPK = 64 };
-
-/* One tensor of the file. `data` is an aligned copy; NULL if the file does not hold it. */
-typedef struct field {
-    const char *name;
-    int32_t rank;
-    megamoe_dtype dtypes[2]; /* those allowed */
-    megamoe_dtype dtype;
-    int64_t shape[2];
-    void *data;
-} field;
-
-static int wrong_dtype(const char *path, const field *f, const char *dtype) {
-    if (f->dtypes[1] == MEGAMOE_DTYPE_NONE)
-        return report_error("%s: %s: dtype %s; expected %s", path, f->name, dtype,
-                            megamoe_dtype_name(f->dtypes[0]));
-    return report_error("%s: %s: dtype %s; expected %s or %s", path, f->name, dtype,
-                        megamoe_dtype_name(f->dtypes[0]), megamoe_dtype_name(f->dtypes[1]));
-}
-
-static int read_field(const char *path, const megamoe_checkpoint *file, field *f) {
-    megamoe_tensor tensor;
-    const megamoe_status status = megamoe_checkpoint_tensor(file, f->name, &tensor);
-    if (status == MEGAMOE_ENOTFOUND)
-        return EXIT_DONE;
-    if (status != MEGAMOE_OK)
-        return report_failure(status);
-    for (int i = 0; i < 2; i++)
-        if (f->dtypes[i] != MEGAMOE_DTYPE_NONE &&
-            strcmp(tensor.dtype, megamoe_dtype_name(f->dtypes[i])) == 0)
-            f->dtype = f->dtypes[i];
-    if (f->dtype == MEGAMOE_DTYPE_NONE)
-        return wrong_dtype(path, f, tensor.dtype);
-    if (tensor.rank != f->rank)
-        return report_error("%s: %s: %" PRId32 " dimensions; expected %" PRId32, path, f->name,
-                            tensor.rank, f->rank);
-    memcpy(f->shape, tensor.shape, (size_t)f->rank * sizeof *f->shape);
-    f->data = malloc(tensor.bytes + 1);
-    if (f->data == NULL)
-        return report_error("%s: %s: out of memory", path, f->name);
-    if (tensor.bytes > 0)
-        memcpy(f->data, tensor.data, tensor.bytes);
-    return EXIT_DONE;
-}
-
-static int64_t id_at(const void *ids, megamoe_dtype dtype, int64_t i) {
-    return dtype == MEGAMOE_DTYPE_I64 ? ((const int64_t *)ids)[i] : ((const int32_t *)ids)[i];
-}
-
-/* Every id must be in least..n-1. */
-static int check_ids(const char *path, const field *f, int64_t least, int64_t n) {
-    const int64_t columns = f->rank == 2 ? f->shape[1] : 1;
-    for (int64_t i = 0; i < f->shape[0] * columns; i++) {
-        const int64_t id = id_at(f->data, f->dtype, i);
-        if (id < least || id >= n)
-            return report_error("%s: %s: token %" PRId64 ", slot %" PRId64 ": id %" PRId64
-                                " is not in %" PRId64 "..%" PRId64,
-                                path, f->name, i / columns, i % columns, id, least, n - 1);
-    }
-    return EXIT_DONE;
-}
 
 static int check_rows(const char *path, const field *f, int64_t tokens) {
     if (f->shape[0] == tokens)
@@ -108,7 +49,7 @@ static int check_fields(const char *path, const field fields[FIELDS], const sour
         if (weights->shape[1] != ids->shape[1])
             return report_error("%s: topk_weights: %" PRId64 " columns; topk_ids has %" PRId64,
                                 path, weights->shape[1], ids->shape[1]);
-        TRY(check_ids(path, ids, -1, s->layer.experts));
+        TRY(field_check_ids(path, ids, -1, s->layer.experts));
         return EXIT_DONE;
     }
     const int64_t vocabulary = hash_vocabulary(s);
@@ -118,7 +59,7 @@ static int check_fields(const char *path, const field fields[FIELDS], const sour
         return report_error("%s: input_ids: missing; layer %d routes by token id", path,
                             s->layer.layer);
     TRY(check_rows(path, input_ids, x->shape[0]));
-    return check_ids(path, input_ids, 0, vocabulary);
+    return field_check_ids(path, input_ids, 0, vocabulary);
 }
 
 int inputs_read(const char *path, const source *s, inputs *in) {
@@ -135,7 +76,7 @@ int inputs_read(const char *path, const source *s, inputs *in) {
         return report_failure(status);
     int code = EXIT_DONE;
     for (int i = 0; code == EXIT_DONE && i < FIELDS; i++)
-        code = read_field(path, file, &fields[i]);
+        code = field_read(path, file, &fields[i]);
     megamoe_checkpoint_close(file);
     *in = (inputs){.tokens = fields[HIDDEN_STATES].shape[0],
                    .topk = (int32_t)fields[TOPK_IDS].shape[1],

@@ -28,9 +28,36 @@ uint64_t random_bits(uint64_t key, uint64_t index) {
     return mix(key + (index + 1) * golden_ratio);
 }
 
+static uint32_t below(uint64_t key, uint64_t index, uint32_t n) {
+    return (uint32_t)((random_bits(key, index) >> 32) * n >> 32);
+}
+
 uint64_t random_below(uint64_t key, uint64_t index, uint64_t n) {
-    const uint64_t bits = random_bits(key, index) >> 32;
-    return n <= UINT32_MAX ? bits * n >> 32 : random_bits(key, index) % n;
+    return n <= UINT32_MAX ? below(key, index, (uint32_t)n) : random_bits(key, index) % n;
+}
+
+double random_uniform(uint64_t key, uint64_t index) {
+    return ((double)(random_bits(key, index) >> 12) + 0.5) * 0x1p-52;
+}
+
+/* R. W. Floyd's algorithm. */
+void random_choose(uint64_t key, int32_t n, int32_t k, int32_t *chosen) {
+    for (int32_t i = 0; i < k; i++) {
+        const int32_t newest = n - k + i;
+        int32_t id = (int32_t)below(key, (uint64_t)i, (uint32_t)newest + 1);
+        for (int32_t j = 0; j < i; j++)
+            if (chosen[j] == id)
+                id = newest;
+        chosen[i] = id;
+    }
+}
+
+void random_shuffle(uint64_t key, int32_t n, int32_t *order) {
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t at = (int32_t)below(key, (uint64_t)i, (uint32_t)i + 1);
+        order[i] = order[at];
+        order[at] = i;
+    }
 }
 
 /* The probability that a value is farther from zero than x. */

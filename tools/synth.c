@@ -9,21 +9,6 @@
 #include "quantize.h"
 #include "random.h"
 
-/* What a random key stands for; part of every key, so that no two kinds of data correlate. */
-enum {
-    KEY_WEIGHTS,
-    KEY_ROWS,
-    KEY_CHANNELS,
-    KEY_ROUTER,
-    KEY_BIAS,
-    KEY_TABLE,
-    KEY_INPUT,
-    KEY_INPUT_CHANNELS,
-    KEY_TOKEN_IDS,
-    KEY_ROUTES,
-    KEY_MATRIX_BIAS
-};
-
 /* Deviations, in binades, of the scale of rows and channels. */
 static const float row_spread = 0.5f, channel_spread = 0.25f, input_spread = 0.5f;
 
@@ -213,22 +198,10 @@ void synth_router_linear_bias(const synth *s, uint16_t *bias) {
             quantize_bf16(router_bias_deviation * random_normal(random_key(key, (uint64_t)i)));
 }
 
-/* k different numbers below n, every set equally likely (R. W. Floyd's algorithm). */
-static void choose(uint64_t key, int32_t n, int32_t k, int32_t *chosen) {
-    for (int32_t i = 0; i < k; i++) {
-        const int32_t newest = n - k + i;
-        int32_t id = (int32_t)random_below(key, (uint64_t)i, (uint64_t)newest + 1);
-        for (int32_t j = 0; j < i; j++)
-            if (chosen[j] == id)
-                id = newest;
-        chosen[i] = id;
-    }
-}
-
 void synth_routes(uint64_t seed, int64_t tokens, int32_t n, int32_t k, int32_t *ids) {
     const uint64_t key = random_key(seed, KEY_ROUTES);
     for (int64_t token = 0; token < tokens; token++)
-        choose(random_key(key, (uint64_t)token), n, k, ids + token * k);
+        random_choose(random_key(key, (uint64_t)token), n, k, ids + token * k);
 }
 
 void synth_hash_table(const synth *s, int64_t vocabulary, int64_t *table) {
@@ -236,7 +209,7 @@ void synth_hash_table(const synth *s, int64_t vocabulary, int64_t *table) {
     const int32_t k = s->desc.topk;
     int32_t chosen[SYNTH_MAX_TOPK];
     for (int64_t token = 0; token < vocabulary; token++) {
-        choose(random_key(key, (uint64_t)token), s->desc.experts, k, chosen);
+        random_choose(random_key(key, (uint64_t)token), s->desc.experts, k, chosen);
         for (int32_t i = 0; i < k; i++)
             table[token * k + i] = chosen[i];
     }

@@ -15,6 +15,7 @@
     { 1.702f, 1, 7 }
 
 static const bench_geometry geometries[] = {
+    {"tiny", "a tiny geometry", 512, 256, 32, 4, PLAIN, false},
     {"A", "geometry A", 2048, 768, 128, 8, PLAIN, false},
     {"B", "geometry B", 2880, 2880, 32, 4, PLAIN, false},
     {"C", "geometry C", 4096, 2048, 32, 6, PLAIN, false},

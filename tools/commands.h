@@ -13,7 +13,8 @@
     X(launch, "Start a program once for each rank on this machine.")                               \
     X(verify, "Compare the hashes of a prepared file with its bytes.")                             \
     X(bench, "Measure an expert layer beside the machine's ceilings.")                             \
-    X(compare, "Compare two results of bench.")
+    X(compare, "Compare two results of bench.")                                                    \
+    X(scenario, "Measure a stack of expert layers while requests arrive.")
 
 #define X(name, summary) int cmd_##name(int argc, char **argv);
 COMMAND_LIST(X)

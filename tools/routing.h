@@ -16,8 +16,13 @@
 
 #include "field.h"
 
-/* What --help calls the option's value. */
-#define ROUTING_PROFILES "random|balanced|permuted[:N]|zipf[:S]|hot[:SHARE]|file:PATH"
+/* The option of commands that have one; its target begins as "random". */
+#define ROUTING_PROFILES "random|balanced|permuted|zipf|hot|file:PATH"
+#define OPTION_ROUTING(target)                                                                     \
+    {                                                                                              \
+        "routing", OPTION_TEXT, target, ROUTING_PROFILES,                                          \
+            "where tokens go; permuted:N, zipf:S, hot:SHARE (random)", 0, 0                        \
+    }
 
 typedef enum routing_kind {
     ROUTING_RANDOM,

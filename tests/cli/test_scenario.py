@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of a stack of layers under arriving requests, and the routing profiles."""
+import json
 import os
+import subprocess
+import sys
 import unittest
 
-from tool import Case, f32, i32, write_safetensors
+from tool import TOOL, Case, f32, i32, write_safetensors
 
+SOURCE = os.environ["MEGAMOE_SOURCE"]
 FAKE = {"LD_LIBRARY_PATH": os.environ["MEGAMOE_FAKE_CUDA"]}
 
 
@@ -95,6 +99,34 @@ class Scenario(Case):
                              "qwen3-30b-a3b", "--experts", 8)
         self.assertEqual((done["hidden"], done["experts"], done["format"], done["nvfp4"]),
                          (2048, 8, "nvfp4", "exact"))
+
+    def test_report(self):
+        done = self.scenario("--workload", "mixed", "--steps", 4)
+        with open(self.path("small-mixed.json"), "w") as file:
+            json.dump(done, file)
+        page = subprocess.run([sys.executable, os.path.join(SOURCE, "bench/report_scenarios.py"),
+                               self.directory], capture_output=True, text=True)
+        self.assertEqual((page.returncode, page.stderr), (0, ""))
+        for part in ["[small-mixed](small-mixed.json) | mixed | 4 |", "a tiny geometry",
+                     "routing random"]:
+            self.assertIn(part, page.stdout)
+
+    def test_all_measurements_of_a_gpu(self):
+        if not self.good_json("info")["cuda_built"]:
+            self.skipTest("this build has no CUDA kernels")
+        run = os.path.join(SOURCE, "bench/run_gpu")
+        env = {**os.environ, **FAKE, "MEGAMOE_TOOL": TOOL}
+        done = subprocess.run([run, self.directory, "^(qwen3-30b-mxfp4|scenarios/flash-decode)$"],
+                              capture_output=True, text=True, env=env)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for name in ["qwen3-30b-mxfp4", "scenarios/flash-decode"]:
+            with open(self.path(name + ".json")) as file:
+                self.assertEqual(json.load(file)["format"], "mxfp4")
+        self.assertEqual(sorted(os.listdir(self.directory)), ["qwen3-30b-mxfp4.json", "scenarios"])
+        for arguments, device, code in [(["nothing"], "cuda", 2), (["flash-mxfp4$"], "cuda:7", 1)]:
+            done = subprocess.run([run, self.directory, *arguments], capture_output=True,
+                                  env={**env, "MEGAMOE_DEVICE": device})
+            self.assertEqual(done.returncode, code)
 
     def test_bad_input(self):
         for option, value in [("--workload", "train"), ("--prompt-tokens", "0"),

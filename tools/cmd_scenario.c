@@ -33,7 +33,7 @@ static const defaults of_gpu = {"flash", "lognormal:1024:0.7", "lognormal:128:0.
 static const double cpu_memory_gb = 2, gpu_memory_share = 0.8;
 
 static void set_defaults(scenario_request *r, const defaults *d) {
-    if (r->model == NULL && r->geometry == NULL)
+    if (r->path == NULL && r->model == NULL && r->geometry == NULL)
         r->geometry = d->geometry;
     r->prompt = r->prompt != NULL ? r->prompt : d->prompt;
     r->output = r->output != NULL ? r->output : d->output;
@@ -53,8 +53,10 @@ static int parse_lengths(const char *option, const char *text, lengths *l) {
 }
 
 static int check_request(const scenario_request *r, bool on_gpu) {
-    if (r->model != NULL && r->geometry != NULL)
-        return report_error("scenario: --model and --geometry exclude each other");
+    if ((r->path != NULL) + (r->model != NULL) + (r->geometry != NULL) > 1)
+        return report_error("scenario: PATH, --model and --geometry exclude each other");
+    if (r->path != NULL && r->format >= 0)
+        return report_error("scenario: --format is for synthetic weights, not for %s", r->path);
     if (on_gpu && r->activations)
         return report_error("scenario: --activations int8 is for the CPU, not for --device %s",
                             r->device);
@@ -80,9 +82,12 @@ static int set_options(const scenario_request *r, simulation_options *o) {
     return parse_lengths("output-tokens", r->output, &o->output);
 }
 
-/* The layer of --model or --geometry. */
+/* The layers of PATH, --model or --geometry. */
 static int describe_layer(const scenario_request *r, stack_options *options) {
     const megamoe_format format = (megamoe_format)(r->format + 1);
+    options->path = r->path;
+    if (r->path != NULL)
+        return EXIT_DONE;
     if (r->model != NULL) {
         const model *m = model_find(r->model);
         if (m == NULL)
@@ -184,19 +189,20 @@ int cmd_scenario(int argc, char **argv) {
         OPTION_JSON(&request.json)};
     const command_syntax syntax = {
         "scenario",
-        "",
+        "[PATH]",
         "Measures the steps of a stack of expert layers while requests arrive.",
         "megamoe scenario --workload mixed --device cuda --sequences 128 --arrivals 200 --json",
         options,
         sizeof options / sizeof *options,
         0,
-        0};
+        1};
     scenario s = {.request = &request};
     record_run(&s, argc, argv);
     const char *arguments[OPTION_MAX_ARGUMENTS];
     int code;
     if (!options_parse(&syntax, argc, argv, arguments, &code))
         return code;
+    request.path = arguments[0];
     const bool on_gpu = ranks_on_gpu(request.device);
     TRY(check_request(&request, on_gpu));
     set_defaults(&request, on_gpu ? &of_gpu : &of_cpu);

@@ -7,7 +7,7 @@
 #include "stack.h"
 
 typedef struct scenario_request {
-    const char *device, *model, *geometry, *routing, *prompt, *output;
+    const char *path, *device, *model, *geometry, *routing, *prompt, *output;
     int64_t layers, experts, sequences, requests, chunk, steps, threads, seed;
     double arrivals, memory_gb;
     int workload, format, nvfp4, input_scale, accumulate, activations;

@@ -139,17 +139,26 @@ static json_t *distribution_json(const distribution *d) {
                      "p50", d->p50, "p90", d->p90, "p99", d->p99, "max", d->max);
 }
 
+/* What the layers are taken from. */
+static const char *layers_name(const scenario *s) {
+    return s->request->path != NULL ? s->request->path : s->stack.layers[0].name;
+}
+
+static const char *nvfp4_name(const scenario *s) {
+    return s->stack.layers[0].nvfp4 == MEGAMOE_NVFP4_FOLDED ? "folded" : "exact";
+}
+
 static json_t *layer_json(const scenario *s) {
     const stack *k = &s->stack;
     const megamoe_layer_desc *desc = &k->options.desc;
     json_t *object = json_pack(
-        "{s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:I}", "layer", k->layers[0].name, "format",
+        "{s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:I}", "layer", layers_name(s), "format",
         megamoe_format_name(desc->format), "hidden", desc->hidden, "intermediate",
         desc->intermediate, "experts", desc->experts, "experts_of_model", k->layers[0].all_experts,
         "topk", desc->topk, "layers", k->options.layers, "layers_distinct", k->distinct,
         "layer_bytes", (json_int_t)megamoe_layer_bytes(k->layers[0].layer));
     if (desc->format == MEGAMOE_FORMAT_NVFP4)
-        json_object_set_new(object, "nvfp4", json_string(s->request->nvfp4 ? "folded" : "exact"));
+        json_object_set_new(object, "nvfp4", json_string(nvfp4_name(s)));
     json_object_update_new(object,
                            json_pack("{s:s, s:s, s:s}", "activations",
                                      s->request->activations ? "int8" : "e4m3", "input_scale",
@@ -228,19 +237,18 @@ static void print_setting(const scenario *s) {
     const megamoe_layer_desc *desc = &k->options.desc;
     const simulation_options *o = &s->options;
     char size[REPORT_SIZE_BYTES];
-    report_line("layers", "%d of %s: %s%s, hidden %d, intermediate %d, %d experts, top-%d, %s each",
-                k->options.layers, k->layers[0].name, megamoe_format_name(desc->format),
-                desc->format != MEGAMOE_FORMAT_NVFP4 ? ""
-                : s->request->nvfp4                  ? " folded"
-                                                     : " exact",
-                desc->hidden, desc->intermediate, desc->experts, desc->topk,
-                report_size(megamoe_layer_bytes(k->layers[0].layer), size));
+    report_line(
+        "layers", "%d of %s: %s%s%s, hidden %d, intermediate %d, %d experts, top-%d, %s each",
+        k->options.layers, layers_name(s), megamoe_format_name(desc->format),
+        desc->format == MEGAMOE_FORMAT_NVFP4 ? " " : "",
+        desc->format == MEGAMOE_FORMAT_NVFP4 ? nvfp4_name(s) : "", desc->hidden, desc->intermediate,
+        desc->experts, desc->topk, report_size(megamoe_layer_bytes(k->layers[0].layer), size));
     if (desc->experts < k->layers[0].all_experts)
         report_line("", "a share: the first %d of %d experts", desc->experts,
                     k->layers[0].all_experts);
     if (k->distinct < k->options.layers)
-        report_line("", "weights of %d layer%s, used again for the others; see --memory",
-                    k->distinct, k->distinct == 1 ? "" : "s");
+        report_line("", "weights of %d layer%s, used again for the others%s", k->distinct,
+                    k->distinct == 1 ? "" : "s", s->request->path == NULL ? "; see --memory" : "");
     report_line("device", "%s, %s, %s", s->device.name, s->device.model, s->device.tier);
     if (o->arrivals > 0)
         report_line("requests", "%" PRId64 " arriving at random, %g in a second", o->requests,

@@ -14,22 +14,50 @@ enum { WARM_UPS = 3 };
 
 /* ---- Layers ---- */
 
-static int open_layer(stack *s, int32_t index) {
+static int open_synthetic_layer(stack *s, int32_t index) {
     bench_target target = s->options.target;
     target.seed = index > 0 ? random_key(target.seed, (uint64_t)index) : target.seed;
     return bench_layer_synthetic(&target, s->options.name, &s->options.desc, &s->layers[index]);
+}
+
+/* `file` has been opened for its list of layers. */
+static int open_stored_layer(stack *s, const source *file, int32_t index) {
+    const int64_t layer =
+        file->prepared ? ONLY_LAYER : megamoe_checkpoint_layer(file->checkpoint, index);
+    return bench_layer_from_path(&s->options.target, file->path, layer, &s->layers[index]);
+}
+
+/* file: NULL for synthetic weights. */
+static int open_some_layers(stack *s, const source *file) {
+    int32_t most = s->options.layers;
+    if (file != NULL && file->prepared)
+        most = 1;
+    else if (file != NULL && file->info.layers < most)
+        most = file->info.layers;
+    if (most == 0)
+        return report_error("%s: no expert layer", file->path);
+    do {
+        const int32_t index = s->distinct++;
+        TRY(file != NULL ? open_stored_layer(s, file, index) : open_synthetic_layer(s, index));
+    } while (s->distinct < most &&
+             (uint64_t)s->distinct <
+                 s->options.target.memory / megamoe_layer_bytes(s->layers[0].layer));
+    s->options.desc = s->layers[0].desc;
+    return EXIT_DONE;
 }
 
 static int open_layers(stack *s) {
     s->layers = calloc((size_t)s->options.layers, sizeof *s->layers);
     if (s->layers == NULL)
         return report_error("out of memory for %" PRId32 " layers", s->options.layers);
-    TRY(open_layer(s, s->distinct++));
-    s->options.desc = s->layers[0].desc;
-    const uint64_t fit = s->options.target.memory / megamoe_layer_bytes(s->layers[0].layer);
-    while (s->distinct < s->options.layers && (uint64_t)s->distinct < fit)
-        TRY(open_layer(s, s->distinct++));
-    return EXIT_DONE;
+    if (s->options.path == NULL)
+        return open_some_layers(s, NULL);
+    source file = {.path = s->options.path};
+    int code = source_open(s->options.path, &file);
+    if (code == EXIT_DONE)
+        code = open_some_layers(s, &file);
+    source_close(&file);
+    return code;
 }
 
 static megamoe_layer *layer_at(const stack *s, int32_t index) {
@@ -111,7 +139,7 @@ int stack_open(const stack_options *options, const megamoe_device_info *device, 
                stack *s) {
     *s = (stack){.options = *options, .routes = routes};
     TRY(open_layers(s));
-    TRY(routing_fit(routes, options->target.seed, s->options.desc.experts, options->desc.topk));
+    TRY(routing_fit(routes, options->target.seed, s->options.desc.experts, s->options.desc.topk));
     if (ranks_on_gpu(device->name))
         TRY(gpu_open(device, &s->gpu));
     TRY(open_workspace(s));

@@ -12,7 +12,8 @@
 
 typedef struct stack_options {
     bench_target target; /* memory is that of all layers */
-    const char *name;    /* of what `desc` describes */
+    const char *path;    /* of a checkpoint or prepared file; NULL: synthetic weights of */
+    const char *name;    /* ... what `desc` describes */
     megamoe_layer_desc desc;
     int32_t layers;
     int64_t tokens; /* of the largest batch */
@@ -36,9 +37,9 @@ typedef struct stack {
 } stack;
 
 /*
- * Makes as many layers as fit, of synthetic weights of their own, computes a few of the largest
- * batches, and has `routes` fit the layers. Prints its error and returns an exit code; stack_close
- * is due in any case.
+ * Makes as many layers as fit in memory and, of a file, as it has; has `routes` fit them, and
+ * computes a few of the largest batches. Prints its error and returns an exit code; stack_close is
+ * due in any case.
  */
 int stack_open(const stack_options *options, const megamoe_device_info *device, routing *routes,
                stack *s);

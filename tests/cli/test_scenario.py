@@ -100,6 +100,19 @@ class Scenario(Case):
         self.assertEqual((done["hidden"], done["experts"], done["format"], done["nvfp4"]),
                          (2048, 8, "nvfp4", "exact"))
 
+    def test_files(self):
+        checkpoint = self.synth("qwen3-30b-a3b", "--layers", 2)
+        file = self.path("layer.mmoe")
+        self.good("prepare", checkpoint, "--layer", 1, "--nvfp4", "folded", "--out", file)
+        for path, distinct, nvfp4 in [(checkpoint, 2, "exact"), (file, 1, "folded")]:
+            done = self.good_json("scenario", path, "--layers", 3, "--steps", 2)
+            self.assertEqual((done["layer"], done["layers"], done["layers_distinct"],
+                              done["format"], done["nvfp4"]), (path, 3, distinct, "nvfp4", nvfp4))
+        self.assertIn(f"3 of {file}", self.good("scenario", file, "--layers", 3, "--steps", 2))
+        self.fails(2, ["--format", checkpoint], "scenario", checkpoint, "--format", "mxfp4")
+        self.fails(2, ["--model", "PATH"], "scenario", checkpoint, "--model", "x")
+        self.fails(2, ["/no/file"], "scenario", "/no/file")
+
     def test_report(self):
         done = self.scenario("--workload", "mixed", "--steps", 4)
         with open(self.path("small-mixed.json"), "w") as file:
@@ -139,7 +152,7 @@ class Scenario(Case):
                    7, "--sequences", 8)
         self.fails(2, ["--model", "--geometry"], "scenario", "--model", "x", "--geometry", "A")
         self.fails(2, ["int8", "cuda"], "scenario", "--device", "cuda", "--activations", "int8")
-        self.fails(2, ["extra"], "scenario", "extra")
+        self.fails(2, ["b"], "scenario", "a", "b")
 
     def test_gpu(self):
         if not self.good_json("info")["cuda_built"]:

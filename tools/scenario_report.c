@@ -21,6 +21,10 @@ typedef struct batch_class {
 
 enum { CLASSES = 24 };
 
+/* Of the JSON object, docs/schema/scenario.schema.json; larger where a field changes its meaning.
+ */
+enum { SCHEMA_VERSION = 1 };
+
 typedef struct summary {
     double busy; /* seconds of steps */
     int64_t decoded, prefilled;
@@ -204,7 +208,8 @@ int scenario_print_json(const scenario *s) {
     summary sum;
     if (!summarize(m, &sum))
         return report_error("out of memory");
-    json_t *object = json_pack("{s:s}", "scenario", workload_name(s));
+    json_t *object =
+        json_pack("{s:i, s:s}", "schema_version", SCHEMA_VERSION, "scenario", workload_name(s));
     json_object_update_new(object, layer_json(s));
     json_object_update_new(object, load_json(s));
     json_object_update_new(

@@ -8,6 +8,11 @@ import unittest
 
 from tool import TOOL, Case, f32, i32, write_safetensors
 
+try:
+    import jsonschema
+except ImportError:  # python3-jsonschema
+    jsonschema = None
+
 SOURCE = os.environ["MEGAMOE_SOURCE"]
 FAKE = {"LD_LIBRARY_PATH": os.environ["MEGAMOE_FAKE_CUDA"]}
 
@@ -21,6 +26,12 @@ class Scenario(Case):
 
     def check(self, done):
         """What holds of every result."""
+        if jsonschema:
+            with open(os.path.join(SOURCE, "docs/schema/scenario.schema.json")) as file:
+                schema = json.load(file)
+            jsonschema.Draft202012Validator.check_schema(schema)
+            errors = jsonschema.Draft202012Validator(schema).iter_errors(done)
+            self.assertEqual([e.message for e in errors], [])
         self.assertEqual(sum(b["steps"] for b in done["batches"]), done["steps"])
         tokens = done["tokens_decoded"] + done["tokens_prefilled"]
         self.assertAlmostEqual(done["step_tokens"]["mean"] * done["steps"] / tokens, 1)

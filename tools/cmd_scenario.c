@@ -83,7 +83,7 @@ static int set_options(const scenario_request *r, simulation_options *o) {
 }
 
 /* The layers of PATH, --model or --geometry. */
-static int describe_layer(const scenario_request *r, stack_options *options) {
+static int describe_layer(const scenario_request *r, int32_t ranks, stack_options *options) {
     const megamoe_format format = (megamoe_format)(r->format + 1);
     options->path = r->path;
     if (r->path != NULL)
@@ -102,6 +102,7 @@ static int describe_layer(const scenario_request *r, stack_options *options) {
         return EXIT_BAD_INPUT;
     options->name = g->what;
     options->desc = bench_geometry_layer(g, r->format < 0 ? MEGAMOE_FORMAT_MXFP4 : format);
+    options->desc.experts *= ranks; /* those of a geometry are one rank's */
     return EXIT_DONE;
 }
 
@@ -113,14 +114,26 @@ static uint64_t memory_limit(const scenario *s) {
     return (uint64_t)(cpu_memory_gb * 1e9);
 }
 
+/* Meets the other ranks if a launcher has started this process as one of several. */
+static int join_ranks(bench_target *target) {
+    const megamoe_status status = megamoe_comm_from_env(NULL, &target->comm);
+    if (status == MEGAMOE_ENOTFOUND)
+        TRY_LIBRARY(megamoe_comm_self(&target->comm));
+    else if (status != MEGAMOE_OK)
+        return report_failure(status);
+    const int32_t ranks = megamoe_comm_size(target->comm);
+    target->threads = target->threads > ranks ? target->threads / ranks : 1;
+    return EXIT_DONE;
+}
+
 static int execute(scenario *s, bench_target *target) {
     const scenario_request *r = s->request;
     stack_options options = {.layers = (int32_t)r->layers,
                              .tokens = simulation_most_tokens(&s->options),
                              .input_scale = (megamoe_input_scale)r->input_scale,
                              .activations = (megamoe_activation_type)r->activations};
-    TRY(describe_layer(r, &options));
-    TRY_LIBRARY(megamoe_comm_self(&target->comm));
+    TRY(join_ranks(target));
+    TRY(describe_layer(r, megamoe_comm_size(target->comm), &options));
     TRY(rank_open_device(r->device, target->threads, target->comm, &target->device));
     s->device = (megamoe_device_info)MEGAMOE_INIT(megamoe_device_info);
     TRY_LIBRARY(megamoe_device_describe(target->device, &s->device));
@@ -131,6 +144,8 @@ static int execute(scenario *s, bench_target *target) {
     if (code == SIMULATION_NO_MEMORY)
         return report_error("out of memory for %" PRId64 " requests", r->requests);
     TRY(code);
+    if (s->stack.rank != 0)
+        return EXIT_DONE; /* the rest is for one */
     return (r->json ? scenario_print_json : scenario_print_text)(s);
 }
 
@@ -216,6 +231,8 @@ int cmd_scenario(int argc, char **argv) {
     code = routing_open(request.routing, &s.routing);
     if (code == EXIT_DONE)
         code = execute(&s, &target);
+    if (code != EXIT_DONE && s.stack.ranks > 1)
+        megamoe_comm_abort(target.comm);
     stack_close(&s.stack);
     simulation_close(&s.simulation);
     routing_close(&s.routing);

@@ -161,6 +161,8 @@ static json_t *layer_json(const scenario *s) {
         desc->intermediate, "experts", desc->experts, "experts_of_model", k->layers[0].all_experts,
         "topk", desc->topk, "layers", k->options.layers, "layers_distinct", k->distinct,
         "layer_bytes", (json_int_t)megamoe_layer_bytes(k->layers[0].layer));
+    if (k->ranks > 1)
+        json_object_set_new(object, "ranks", json_integer(k->ranks));
     if (desc->format == MEGAMOE_FORMAT_NVFP4)
         json_object_set_new(object, "nvfp4", json_string(nvfp4_name(s)));
     json_object_update_new(object,
@@ -255,6 +257,11 @@ static void print_setting(const scenario *s) {
         report_line("", "weights of %d layer%s, used again for the others%s", k->distinct,
                     k->distinct == 1 ? "" : "s", s->request->path == NULL ? "; see --memory" : "");
     report_line("device", "%s, %s, %s", s->device.name, s->device.model, s->device.tier);
+    if (k->ranks > 1)
+        report_line("ranks",
+                    "%d processes, each with the requests below; a step's time is that of "
+                    "the slowest",
+                    k->ranks);
     if (o->arrivals > 0)
         report_line("requests", "%" PRId64 " arriving at random, %g in a second", o->requests,
                     o->arrivals);
@@ -309,6 +316,7 @@ int scenario_print_text(const scenario *s) {
     report_line("steps", "%" PRId64 " in %.3f s, busy for %.3f s (%.0f %%)", m->n_steps, m->seconds,
                 sum.busy, 100 * sum.busy / m->seconds);
     report_line("ended", "%" PRId64 " of %" PRId64 " requests", m->ended, m->n_requests);
-    report_line("tokens", "%.0f in a second of steps, through all layers", tokens_per_second(&sum));
+    report_line("tokens", "%.0f in a second of steps%s, through all layers",
+                tokens_per_second(&sum), s->stack.ranks > 1 ? ", of each rank" : "");
     return EXIT_DONE;
 }

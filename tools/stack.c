@@ -2,7 +2,9 @@
 #include "stack.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "random.h"
 #include "rank.h"
@@ -11,6 +13,20 @@
 
 /* Steps before the first that counts, which bring clocks and caches to where they stay. */
 enum { WARM_UPS = 3 };
+
+enum { RANKS_MAX = 1024 };
+
+/* The largest value that a rank has. Returns when all have come. */
+static int most_of_ranks(const stack *s, double mine, double *most) {
+    double all[RANKS_MAX] = {0};
+    *most = mine;
+    if (s->ranks == 1)
+        return EXIT_DONE;
+    TRY_LIBRARY(megamoe_comm_allgather(s->options.target.comm, &mine, all, sizeof mine));
+    for (int32_t r = 0; r < s->ranks; r++)
+        *most = all[r] > *most ? all[r] : *most;
+    return EXIT_DONE;
+}
 
 /* ---- Layers ---- */
 
@@ -36,12 +52,14 @@ static int open_some_layers(stack *s, const source *file) {
         most = file->info.layers;
     if (most == 0)
         return report_error("%s: no expert layer", file->path);
-    do {
+    double fit = 1; /* layers, on the rank that holds most of one */
+    while (s->distinct < most && s->distinct < fit) {
         const int32_t index = s->distinct++;
         TRY(file != NULL ? open_stored_layer(s, file, index) : open_synthetic_layer(s, index));
-    } while (s->distinct < most &&
-             (uint64_t)s->distinct <
-                 s->options.target.memory / megamoe_layer_bytes(s->layers[0].layer));
+        double bytes = 0;
+        TRY(most_of_ranks(s, (double)megamoe_layer_bytes(s->layers[index].layer), &bytes));
+        fit = floor((double)s->options.target.memory / bytes);
+    }
     s->options.desc = s->layers[0].desc;
     return EXIT_DONE;
 }
@@ -75,6 +93,7 @@ static int open_workspace(stack *s) {
     shape.activations = s->options.activations;
     megamoe_capacity capacity = MEGAMOE_INIT(megamoe_capacity);
     capacity.tokens = s->options.tokens;
+    capacity.pool_rows = s->ranks * s->options.tokens * desc->topk; /* whatever the routes are */
     TRY_LIBRARY(megamoe_workspace_create(s->options.target.comm, s->options.target.device, &shape,
                                          &capacity, &s->workspace));
     for (int32_t i = 0; i < s->distinct; i++)
@@ -106,8 +125,9 @@ static int open_buffers(stack *s) {
     uint16_t *x = malloc(row_bytes), *y = calloc(row_bytes, 1);
     float *weights = malloc(slots * sizeof *weights);
     s->host_ids = calloc(ids_bytes, 1);
-    if (x == NULL || y == NULL || weights == NULL || s->host_ids == NULL ||
-        !synth_input(s->options.target.seed, tokens, hidden, x)) {
+    s->drawn = malloc((size_t)s->ranks * slots * sizeof *s->drawn);
+    if (x == NULL || y == NULL || weights == NULL || s->host_ids == NULL || s->drawn == NULL ||
+        !synth_input(s->options.target.seed + (uint64_t)s->rank, tokens, hidden, x)) {
         free(x);
         free(y);
         free(weights);
@@ -137,7 +157,12 @@ static int warm_up(stack *s) {
 
 int stack_open(const stack_options *options, const megamoe_device_info *device, routing *routes,
                stack *s) {
-    *s = (stack){.options = *options, .routes = routes};
+    *s = (stack){.options = *options,
+                 .routes = routes,
+                 .rank = megamoe_comm_rank(options->target.comm),
+                 .ranks = megamoe_comm_size(options->target.comm)};
+    if (s->ranks > RANKS_MAX)
+        return report_error("%" PRId32 " ranks; expected at most %d", s->ranks, RANKS_MAX);
     TRY(open_layers(s));
     TRY(routing_fit(routes, options->target.seed, s->options.desc.experts, s->options.desc.topk));
     if (ranks_on_gpu(device->name))
@@ -156,6 +181,7 @@ void stack_close(stack *s) {
     }
     gpu_close(s->gpu);
     free(s->host_ids);
+    free(s->drawn);
     for (int32_t i = 0; i < s->distinct; i++)
         megamoe_layer_close(s->layers[i].layer);
     free(s->layers);
@@ -165,11 +191,15 @@ void stack_close(stack *s) {
 
 static int draw_routes(stack *s, int64_t step, int64_t tokens) {
     const int64_t slots = tokens * s->options.desc.topk;
-    const uint64_t seed = random_key(s->options.target.seed, (uint64_t)step);
     for (int32_t i = 0; i < s->options.layers; i++) {
-        int32_t *ids = s->host_ids + i * slots;
-        routing_draw(s->routes, (uint64_t)i, seed, tokens, ids);
-        const routing_load load = routing_measure(s->routes, ids, tokens);
+        for (int32_t r = 0; r < s->ranks; r++) {
+            const uint64_t seed = s->options.target.seed + ((uint64_t)r << 32);
+            routing_draw(s->routes, (uint64_t)i, random_key(seed, (uint64_t)step), tokens,
+                         s->drawn + r * slots);
+        }
+        memcpy(s->host_ids + i * slots, s->drawn + s->rank * slots,
+               (size_t)slots * sizeof *s->drawn);
+        const routing_load load = routing_measure(s->routes, s->drawn, s->ranks * tokens);
         s->active += load.active;
         s->imbalance += load.imbalance;
         s->measured++;
@@ -207,7 +237,9 @@ static int compute_on_gpu(const stack *s, int64_t tokens, double *seconds) {
 
 int stack_step(void *user, int64_t step, int64_t tokens, double *seconds) {
     stack *s = user;
+    double ignored;
     TRY(draw_routes(s, step, tokens));
+    TRY(most_of_ranks(s, 0, &ignored)); /* all are ready */
     if (s->gpu != NULL) {
         TRY(compute_on_gpu(s, tokens, seconds));
     } else {
@@ -216,5 +248,5 @@ int stack_step(void *user, int64_t step, int64_t tokens, double *seconds) {
         *seconds = (rank_now_ms() - start) * 1e-3;
     }
     TRY_LIBRARY(megamoe_workspace_status(s->workspace, NULL));
-    return EXIT_DONE;
+    return most_of_ranks(s, *seconds, seconds);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Expert layers of one shape that a batch passes one after the other, on one device: what a step of
- * a model costs in them.
+ * a model costs in them. Ranks of a communicator have a stack each, call the same functions in the
+ * same order, and have as many tokens in a step as the others.
  */
 #ifndef STACK_H
 #define STACK_H
@@ -31,7 +32,9 @@ typedef struct stack {
     /* Memory of the device; on the CPU all_ids is host_ids. */
     void *x, *y, *weights, *all_ids;
     int32_t *host_ids; /* [layers][tokens][topk] of a step */
-    /* Sums over layers and steps: of active experts, of the largest load by the mean one. */
+    int32_t *drawn;    /* [ranks][tokens][topk] of a layer */
+    int32_t rank, ranks;
+    /* Sums over layers and steps, of all ranks' tokens: active experts, largest load by mean. */
     double active, imbalance;
     int64_t measured;
 } stack;
@@ -48,7 +51,8 @@ void stack_close(stack *s);
 
 /*
  * Stages and computes `tokens` tokens in each layer, with routes of the step's own. *seconds: from
- * the first layer's staging until the last layer's output is there; on a GPU between two events.
+ * the first layer's staging until the last layer's output is there; on a GPU between two events; of
+ * several ranks that of the slowest.
  * `user` is a stack. Prints its error and returns an exit code.
  */
 int stack_step(void *user, int64_t step, int64_t tokens, double *seconds);

@@ -124,6 +124,14 @@ class Scenario(Case):
         self.fails(2, ["--model", "PATH"], "scenario", checkpoint, "--model", "x")
         self.fails(2, ["/no/file"], "scenario", "/no/file")
 
+    def test_ranks(self):
+        text = self.good("launch", "-n", 2, "--", TOOL, "scenario", "--workload", "mixed", "--json",
+                         "--arrivals", 500, "--layers", 3, "--threads", 2, "--routing", "zipf")
+        done = json.loads(text)
+        self.check(done)
+        self.assertEqual((done["ranks"], done["experts"], done["requests_ended"],
+                          done["layers_distinct"]), (2, 64, 24, 3))
+
     def test_report(self):
         done = self.scenario("--workload", "mixed", "--steps", 4)
         with open(self.path("small-mixed.json"), "w") as file:

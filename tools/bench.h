@@ -44,7 +44,7 @@ enum { BENCH_FORMAT_OF_SOURCE = -1 };
 enum { BENCH_TIER_BEST = 0 };
 
 typedef struct bench_request {
-    const char *path, *model, *geometry, *tokens;
+    const char *path, *model, *geometry, *tokens, *routing;
     bench_config base; /* the first arm */
     option_list arms;  /* the others, as text */
     int64_t layer, experts, seed, capacity, live, rounds, iterations, warm_ups, processes;
@@ -65,7 +65,8 @@ typedef struct bench_point {
     double *rounds_us; /* [rounds] the median of each */
     bench_timing forward;
     bench_work work;                       /* GPU: of the rank that has most */
-    double experts;                        /* CPU: touched by a forward, mean */
+    double experts;                        /* CPU: touched by a forward, mean, as are */
+    double routes, imbalance;              /* CPU: those of a forward, largest load by mean */
     double gbs;                            /* CPU: packed weights of those by the time, median */
     megamoe_device_ceilings before, after; /* CPU: around this point */
     bench_timing stage;                    /* GPU, as are */
@@ -95,6 +96,7 @@ typedef struct bench {
     const bench_request *request;
     const bench_geometry *geometry; /* NULL for weights of a model or a file */
     bool on_gpu;
+    routing_profile routing; /* fits the layer once that is open or described */
     megamoe_comm *comm;
     int32_t rank, ranks;              /* of processes that a launcher has started; else 0 and 1 */
     int64_t tokens[BENCH_MAX_POINTS]; /* batch sizes */
@@ -110,7 +112,7 @@ typedef struct bench {
 
 /* ---- bench_request.c ---- */
 
-enum { BENCH_CONFIG_OPTIONS = 13, BENCH_OPTIONS = BENCH_CONFIG_OPTIONS + 19 };
+enum { BENCH_CONFIG_OPTIONS = 13, BENCH_OPTIONS = BENCH_CONFIG_OPTIONS + 20 };
 
 bench_request bench_request_default(void);
 /* All options of the command line, with targets in *r. */
@@ -137,7 +139,8 @@ int bench_open_layer(bench *b, bench_arm *arm, bool describe);
 /* The arm whose ceilings count for this one. */
 const bench_arm *bench_device_owner(const bench *b, const bench_arm *arm);
 
-/* The routes of an arm's batches. */
+/* Once the first arm's layer is open or described; then the routes of any arm's batches. */
+int bench_fit_routing(bench *b);
 bench_routes bench_routes_of(const bench *b);
 
 /* ---- bench_measure.c ---- */

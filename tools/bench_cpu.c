@@ -17,7 +17,6 @@ struct bench_cpu {
     uint16_t *x, *y;
     int32_t *ids;
     float *weights;
-    bool *seen; /* [experts] */
 };
 
 int bench_cpu_open(const bench_cpu_options *options, bench_cpu **opened) {
@@ -32,8 +31,7 @@ int bench_cpu_open(const bench_cpu_options *options, bench_cpu **opened) {
     m->y = malloc(elements * sizeof *m->y);
     m->ids = malloc(slots * sizeof *m->ids);
     m->weights = malloc(slots * sizeof *m->weights);
-    m->seen = malloc((size_t)options->shape.experts * sizeof *m->seen);
-    if (m->x == NULL || m->y == NULL || m->ids == NULL || m->weights == NULL || m->seen == NULL ||
+    if (m->x == NULL || m->y == NULL || m->ids == NULL || m->weights == NULL ||
         !synth_input(options->seed, options->tokens, options->shape.hidden, m->x))
         return report_error("out of memory for %" PRId64 " tokens", options->tokens);
     for (size_t i = 0; i < slots; i++)
@@ -49,7 +47,6 @@ void bench_cpu_close(bench_cpu *m) {
     free(m->y);
     free(m->ids);
     free(m->weights);
-    free(m->seen);
     free(m);
 }
 
@@ -71,27 +68,13 @@ static double now_us(void) {
     return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
 }
 
-/* Different experts among the ids of the batch. */
-static int32_t count_experts(bench_cpu *m) {
-    int32_t different = 0;
-    memset(m->seen, 0, (size_t)m->options.shape.experts);
-    for (int64_t i = 0; i < m->tokens * m->options.shape.topk; i++) {
-        const int32_t id = m->ids[i];
-        if (id < 0 || m->seen[id])
-            continue;
-        m->seen[id] = true;
-        different++;
-    }
-    return different;
-}
-
 int bench_cpu_time(bench_cpu *m, uint64_t draw, bench_cpu_sample *sample) {
     const megamoe_view x = {m->x, MEGAMOE_DTYPE_BF16, m->tokens, 0};
     const megamoe_view ids = {m->ids, MEGAMOE_DTYPE_I32, m->tokens, 0};
     const megamoe_view weights = {m->weights, MEGAMOE_DTYPE_F32, m->tokens, 0};
     const megamoe_view y = {m->y, MEGAMOE_DTYPE_BF16, m->tokens, 0};
     bench_routes_draw(&m->options.routes, m->tokens, 0, draw, m->ids);
-    sample->experts = count_experts(m);
+    sample->load = routing_measure(m->options.routes.routing, m->ids, m->tokens);
     const double start = now_us();
     megamoe_status status = megamoe_stage(m->workspace, &x, &ids, &weights, m->tokens, NULL);
     if (status == MEGAMOE_OK)

@@ -35,7 +35,7 @@ int bench_cpu_set_batch(bench_cpu *m, int64_t tokens);
 /* One forward. */
 typedef struct bench_cpu_sample {
     double us;
-    int32_t experts; /* touched */
+    routing_load load;
 } bench_cpu_sample;
 
 /* Draws a batch with experts of its own, so that weights come from memory, and computes it. */

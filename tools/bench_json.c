@@ -50,7 +50,7 @@ static json_t *holds_json(uint64_t holds) {
 static const bench_published *published_of(const bench *b, const bench_arm *arm,
                                            const bench_point *p) {
     if (b->ranks > 1 || b->geometry == NULL || b->geometry->experts != arm->layer.desc.experts ||
-        b->request->live > 0)
+        b->request->live > 0 || b->routing.kind != ROUTING_RANDOM)
         return NULL;
     return bench_published_of(arm->info.model, b->geometry->name, p->tokens);
 }
@@ -64,13 +64,14 @@ static json_t *gpu_point_json(const bench *b, const bench_arm *arm, const bench_
         larger(bytes / mean(owner->before.read_gbs, owner->after.read_gbs) / 1e3,
                operations / mean(owner->before.mma_tflops, owner->after.mma_tflops) / 1e6);
     const double us = p->forward.median_us;
-    json_t *object = json_pack(
-        "{s:I, s:i, s:I, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:o, s:o}", "tokens",
-        (json_int_t)p->tokens, "experts_active", p->work.experts, "routes_received",
-        (json_int_t)p->work.routes, "forward_us", timing_json(&p->forward), "rounds_us",
-        rounds_json(p), "stage_us", timing_json(&p->stage), "floor_us", floor_us, "floor_share",
-        floor_us / us, "weight_gbs", bytes / us / 1e3, "tflops", operations / us / 1e6, "times_us",
-        times_json(&p->times), "clocks_held_by", holds_json(p->holds));
+    json_t *object =
+        json_pack("{s:I, s:i, s:f, s:I, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:o, s:o}", "tokens",
+                  (json_int_t)p->tokens, "experts_active", p->work.experts, "load_imbalance",
+                  p->work.imbalance, "routes_received", (json_int_t)p->work.routes, "forward_us",
+                  timing_json(&p->forward), "rounds_us", rounds_json(p), "stage_us",
+                  timing_json(&p->stage), "floor_us", floor_us, "floor_share", floor_us / us,
+                  "weight_gbs", bytes / us / 1e3, "tflops", operations / us / 1e6, "times_us",
+                  times_json(&p->times), "clocks_held_by", holds_json(p->holds));
     const bench_nominal *nominal = bench_nominal_of(arm->info.model);
     if (nominal != NULL)
         json_object_set_new(object, "nominal_floor_us",
@@ -97,21 +98,19 @@ static double dot_peak(const bench_arm *arm, const megamoe_device_ceilings *ceil
 
 static json_t *cpu_point_json(const bench *b, const bench_arm *arm, const bench_point *p) {
     const megamoe_layer_desc *desc = &arm->layer.desc;
-    const bench_routes routes = bench_routes_of(b);
     const bench_point *owner = &bench_device_owner(b, arm)->points[p - arm->points];
-    const double slots = (double)bench_routes_live(&routes, p->tokens) * desc->topk;
     const double gflops =
-        6.0 * desc->hidden * desc->intermediate * slots / p->forward.median_us / 1e3;
+        6.0 * desc->hidden * desc->intermediate * p->routes / p->forward.median_us / 1e3;
     const double dot[] = {dot_peak(arm, &owner->before), dot_peak(arm, &owner->after)};
-    return json_pack("{s:I, s:I, s:f, s:f, s:f, s:o, s:f, s:f, s:f, s:f, s:f, s:[f, f], s:[f, f]}",
-                     "tokens", (json_int_t)p->tokens, "runs",
-                     (json_int_t)(p->rounds * b->request->iterations), "median_ms",
-                     p->forward.median_us / 1e3, "min_ms", p->forward.min_us / 1e3, "p90_ms",
-                     p->forward.p90_us / 1e3, "rounds_us", rounds_json(p), "experts_touched",
-                     p->experts, "weight_gbs", p->gbs, "gflops", gflops, "read_share",
-                     p->gbs / mean(owner->before.read_gbs, owner->after.read_gbs), "dot_share",
-                     gflops / mean(dot[0], dot[1]), "read_gbs", owner->before.read_gbs,
-                     owner->after.read_gbs, "dot_gflops", dot[0], dot[1]);
+    return json_pack(
+        "{s:I, s:I, s:f, s:f, s:f, s:o, s:f, s:f, s:f, s:f, s:f, s:f, s:[f, f], s:[f, f]}",
+        "tokens", (json_int_t)p->tokens, "runs", (json_int_t)(p->rounds * b->request->iterations),
+        "median_ms", p->forward.median_us / 1e3, "min_ms", p->forward.min_us / 1e3, "p90_ms",
+        p->forward.p90_us / 1e3, "rounds_us", rounds_json(p), "experts_touched", p->experts,
+        "load_imbalance", p->imbalance, "weight_gbs", p->gbs, "gflops", gflops, "read_share",
+        p->gbs / mean(owner->before.read_gbs, owner->after.read_gbs), "dot_share",
+        gflops / mean(dot[0], dot[1]), "read_gbs", owner->before.read_gbs, owner->after.read_gbs,
+        "dot_gflops", dot[0], dot[1]);
 }
 
 /* ---- Arms ---- */
@@ -218,6 +217,7 @@ json_t *bench_json(const bench *b) {
         json_object_set_new(object, "geometry", json_string(b->geometry->name));
     if (b->ranks > 1)
         json_object_set_new(object, "ranks", json_integer(b->ranks));
+    json_object_set_new(object, "routing", json_string(b->routing.name));
     if (request->live > 0)
         json_object_set_new(object, "live", json_integer((json_int_t)request->live));
     if (b->on_gpu)

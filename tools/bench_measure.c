@@ -21,7 +21,7 @@ enum { FIRST_FORWARDS = 2, LEAST_ROUNDS = 5 };
 /* What one arm has measured of a batch size: one value for each call, but where it says more. */
 typedef struct samples {
     double *forward, *stage, *skews, *rates;
-    double experts; /* sum */
+    double experts, routes, imbalance; /* sums */
     int64_t n;
 } samples;
 
@@ -66,8 +66,11 @@ static int round_on_cpu(bench *b, bench_arm *arm, bench_point *p, samples *s) {
         if (i < 0)
             continue;
         s->forward[s->n + i] = sample.us;
-        s->rates[s->n + i] = (double)sample.experts * (double)arm->layer.expert_bytes / sample.us;
-        s->experts += sample.experts;
+        s->rates[s->n + i] =
+            (double)sample.load.active * (double)arm->layer.expert_bytes / sample.us;
+        s->experts += sample.load.active;
+        s->routes += (double)sample.load.routes;
+        s->imbalance += sample.load.imbalance;
     }
     return EXIT_DONE;
 }
@@ -130,6 +133,8 @@ static int summarize(const bench *b, bench_point *p, samples *s) {
     } else {
         p->gbs = statistics_median(s->rates, n) / 1e3;
         p->experts = s->experts / (double)n;
+        p->routes = s->routes / (double)n;
+        p->imbalance = s->imbalance / (double)n;
     }
     return EXIT_DONE;
 }

@@ -165,10 +165,13 @@ static int open_layer(bench *b, int i) {
 /* ---- Arms ---- */
 
 bench_routes bench_routes_of(const bench *b) {
-    return (bench_routes){.seed = (uint64_t)b->request->seed,
-                          .experts = b->arms[0].layer.desc.experts,
-                          .topk = b->arms[0].layer.desc.topk,
-                          .live = b->request->live};
+    return (bench_routes){
+        .routing = &b->routing, .seed = (uint64_t)b->request->seed, .live = b->request->live};
+}
+
+int bench_fit_routing(bench *b) {
+    const megamoe_layer_desc *desc = &b->arms[0].layer.desc;
+    return routing_fit(&b->routing, (uint64_t)b->request->seed, desc->experts, desc->topk);
 }
 
 static megamoe_shape shape_of(const bench_arm *arm) {
@@ -223,10 +226,12 @@ static int open_on_cpu(const bench *b, bench_arm *arm) {
 
 int bench_open(bench *b) {
     TRY(join_ranks(b));
+    TRY(routing_open(b->request->routing, &b->routing));
     for (int i = 0; i < b->n_arms; i++)
         TRY(open_device(b, i));
     for (int i = 0; i < b->n_arms; i++)
         TRY(open_layer(b, i));
+    TRY(bench_fit_routing(b));
     /* Before the arms take memory that measuring needs. */
     for (int i = 0; b->on_gpu && i < b->n_arms; i++)
         if (b->arms[i].owns_device)
@@ -250,5 +255,6 @@ void bench_close(bench *b) {
     for (int i = 0; i < b->n_arms; i++)
         if (b->arms[i].owns_device)
             megamoe_device_close(b->arms[i].device);
+    routing_close(&b->routing);
     megamoe_comm_close(b->comm);
 }

@@ -25,10 +25,10 @@ static int point_json(const bench *b, const bench_arm *arm, const bench_nominal 
     const double bytes = (double)work.experts *
                          (double)(b->on_gpu ? arm->layer.stored_bytes : arm->layer.expert_bytes);
     const double operations = 6.0 * (double)work.routes * desc->hidden * desc->intermediate;
-    json_t *p =
-        json_pack("{s:I, s:i, s:I, s:I, s:f}", "tokens", (json_int_t)tokens, "experts_active",
-                  work.experts, "routes_received", (json_int_t)work.routes, "weight_bytes",
-                  (json_int_t)bytes, "operations", operations);
+    json_t *p = json_pack("{s:I, s:i, s:f, s:I, s:I, s:f}", "tokens", (json_int_t)tokens,
+                          "experts_active", work.experts, "load_imbalance", work.imbalance,
+                          "routes_received", (json_int_t)work.routes, "weight_bytes",
+                          (json_int_t)bytes, "operations", operations);
     if (nominal != NULL)
         json_object_set_new(p, "nominal_floor_us",
                             json_real(larger(bytes / nominal->read_gbs / 1e3,
@@ -91,8 +91,10 @@ static int arm_json(const bench *b, const bench_arm *arm, json_t *object) {
 }
 
 int bench_plan(bench *b, json_t **result) {
+    TRY(routing_open(b->request->routing, &b->routing));
     for (int i = 0; i < b->n_arms; i++)
         TRY(bench_open_layer(b, &b->arms[i], true));
+    TRY(bench_fit_routing(b));
     const bench_layer *layer = &b->arms[0].layer;
     *result = json_pack("{s:i, s:b, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:s, s:s}", "schema_version",
                         BENCH_SCHEMA_VERSION, "dry_run", 1, "layer", layer->name, "hidden",
@@ -100,6 +102,7 @@ int bench_plan(bench *b, json_t **result) {
                         layer->desc.experts, "experts_of_model", layer->all_experts, "topk",
                         layer->desc.topk, "seed", (json_int_t)b->request->seed, "date", b->date,
                         "command", b->command);
+    json_object_set_new(*result, "routing", json_string(b->routing.name));
     if (b->geometry != NULL)
         json_object_set_new(*result, "geometry", json_string(b->geometry->name));
     if (b->n_arms == 1)
@@ -126,14 +129,15 @@ static void print_arm(const json_t *arm) {
         report_line("plan", "tiles of %.0f tokens", result_number(arm, "token_tile"));
     else if (result_has(arm, "nominal"))
         report_line("plan", "the library chooses tiles for each batch as it is computed");
-    printf("\n%7s %8s %9s %11s %11s %9s %7s\n", "tokens", "experts", "routes", "weights MB",
-           "GFLOP", "floor us", "tiles");
+    printf("\n%7s %8s %6s %9s %11s %11s %9s %7s\n", "tokens", "experts", "load", "routes",
+           "weights MB", "GFLOP", "floor us", "tiles");
     size_t i;
     const json_t *p;
     json_array_foreach(points, i, p) {
-        printf("%7.0f %8.0f %9.0f %11.1f %11.1f", result_number(p, "tokens"),
-               result_number(p, "experts_active"), result_number(p, "routes_received"),
-               result_number(p, "weight_bytes") / 1e6, result_number(p, "operations") / 1e9);
+        printf("%7.0f %8.0f %6.2f %9.0f %11.1f %11.1f", result_number(p, "tokens"),
+               result_number(p, "experts_active"), result_number(p, "load_imbalance"),
+               result_number(p, "routes_received"), result_number(p, "weight_bytes") / 1e6,
+               result_number(p, "operations") / 1e9);
         if (result_has(p, "nominal_floor_us"))
             printf(" %9.1f", result_number(p, "nominal_floor_us"));
         if (result_has(p, "token_tiles"))

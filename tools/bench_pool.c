@@ -15,7 +15,8 @@ static const char medians[] = "processes_us", least[] = "pooled_min_us", p90s[] 
 static const char *const shared[] = {"schema_version", "layer",    "geometry",   "hidden",
                                      "intermediate",   "experts",  "topk",       "experts_of_model",
                                      "seed",           "live",     "capacity",   "public_source",
-                                     "host",           "warm_ups", "iterations", "cooldown_s"};
+                                     "host",           "warm_ups", "iterations", "cooldown_s",
+                                     "routing"};
 
 /* Fields that must be the same. */
 static const char *const geometry[] = {"hidden", "intermediate", "topk"};

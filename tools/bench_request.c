@@ -8,6 +8,7 @@ bench_request bench_request_default(void) {
     return (bench_request){
         .base = {.device = "cpu", .format = BENCH_FORMAT_OF_SOURCE, .threads = parallel_cores()},
         .layer = ONLY_LAYER,
+        .routing = "random",
         .seed = 1,
         .warm_ups = -1,
         .seconds = -1};
@@ -26,6 +27,7 @@ void bench_request_options(bench_request *r, option_spec options[BENCH_OPTIONS])
         {"memory", OPTION_NUMBER, &r->memory_gb, "GB", "most weights to hold (2; GPU: all)", 1e-6,
          1e6},
         {"tokens", OPTION_TEXT, &r->tokens, "LIST|curve", "batch sizes; GPU: curve", 0, 0},
+        OPTION_ROUTING(&r->routing),
         {"live", OPTION_INTEGER, &r->live, "N", "tokens of a batch that go to experts (all)", 1,
          BENCH_MAX_TOKENS},
         {"capacity", OPTION_INTEGER, &r->capacity, "N", "GPU: of the workspace (8192)", 1,

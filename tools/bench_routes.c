@@ -3,18 +3,16 @@
 
 #include <stdlib.h>
 
-#include "synth.h"
-
 int64_t bench_routes_live(const bench_routes *routes, int64_t tokens) {
     return routes->live > 0 && routes->live < tokens ? routes->live : tokens;
 }
 
 void bench_routes_draw(const bench_routes *routes, int64_t tokens, int32_t rank, uint64_t draw,
                        int32_t *ids) {
-    synth_routes(routes->seed + (uint64_t)tokens + draw + ((uint64_t)rank << 32), tokens,
-                 routes->experts, routes->topk, ids);
-    for (int64_t i = bench_routes_live(routes, tokens) * routes->topk; i < tokens * routes->topk;
-         i++)
+    const int64_t topk = routes->routing->topk;
+    routing_draw(routes->routing, 0,
+                 routes->seed + (uint64_t)tokens + draw + ((uint64_t)rank << 32), tokens, ids);
+    for (int64_t i = bench_routes_live(routes, tokens) * topk; i < tokens * topk; i++)
         ids[i] = -1;
 }
 
@@ -37,23 +35,20 @@ static void add_rank(const int64_t *received, int32_t experts, int64_t tile, ben
 
 bool bench_routes_count(const bench_routes *routes, int64_t tokens, int32_t ranks, uint64_t draw,
                         int64_t tile, bench_work *work) {
-    const int64_t slots = tokens * routes->topk;
-    int32_t *ids = malloc(((size_t)slots + 1) * sizeof *ids);
-    int64_t *received = calloc((size_t)routes->experts, sizeof *received);
-    const bool good = ids != NULL && received != NULL;
+    const int32_t all = routes->routing->experts;
+    const int64_t slots = tokens * routes->routing->topk;
     *work = (bench_work){0};
-    for (int32_t r = 0; good && r < ranks; r++) {
-        bench_routes_draw(routes, tokens, r, draw, ids);
-        for (int64_t i = 0; i < slots; i++)
-            if (ids[i] >= 0)
-                received[ids[i]]++;
-    }
-    for (int32_t r = 0, first = 0; good && r < ranks; r++) {
-        const int32_t experts = routes->experts / ranks + (r < routes->experts % ranks);
-        add_rank(received + first, experts, tile, work);
+    int32_t *ids = calloc((size_t)(ranks * slots) + 1, sizeof *ids);
+    if (ids == NULL)
+        return false;
+    for (int32_t r = 0; r < ranks; r++)
+        bench_routes_draw(routes, tokens, r, draw, ids + r * slots);
+    work->imbalance = routing_measure(routes->routing, ids, ranks * tokens).imbalance;
+    free(ids);
+    for (int32_t r = 0, first = 0; r < ranks; r++) {
+        const int32_t experts = all / ranks + (r < all % ranks);
+        add_rank(routes->routing->received + first, experts, tile, work);
         first += experts;
     }
-    free(ids);
-    free(received);
-    return good;
+    return true;
 }

@@ -3,12 +3,11 @@
 #ifndef BENCH_ROUTES_H
 #define BENCH_ROUTES_H
 
-#include <stdbool.h>
-#include <stdint.h>
+#include "routing.h"
 
 typedef struct bench_routes {
+    const routing_profile *routing; /* fits the layer; borrowed */
     uint64_t seed;
-    int32_t experts, topk;
     int64_t live; /* tokens of a batch that go to experts; the ids of the others are -1; 0: all */
 } bench_routes;
 
@@ -25,6 +24,8 @@ typedef struct bench_work {
     int32_t experts; /* that received a token */
     int64_t routes;  /* received */
     int64_t tiles;   /* of so many routes of one expert */
+    /* Of all ranks: the routes of the expert that received most by the mean over experts. */
+    double imbalance;
 } bench_work;
 
 /* tile: routes of a tile; 0: tiles are not counted. False: out of memory. */

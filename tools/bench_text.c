@@ -32,6 +32,8 @@ void bench_print_layer(const json_t *arm) {
                     strcmp(result_text(arm, "input_scale"), "token") == 0 ? "token"
                                                                           : "128 channels",
                     result_text(arm, "accumulate"));
+    if (result_has(arm, "routing"))
+        report_line("routing", "%s", result_text(arm, "routing"));
     if (result_has(arm, "live"))
         report_line("tokens", "live: the first %.0f of each batch, the others go to no expert",
                     result_number(arm, "live"));
@@ -124,8 +126,9 @@ static void print_share(double floor_us, double us) {
 
 static void print_gpu_points(const json_t *arm, const json_t *points) {
     const bool several = result_has(arm, "ranks");
-    printf("\n%6s %7s %9s %9s %9s %8s %14s %14s %8s %8s", "tokens", "experts", "median us",
-           "min us", "p90 us", "stage us", "floor us   of", "nominal   of", "GB/s", "TFLOP/s");
+    printf("\n%6s %7s %5s %9s %9s %9s %8s %14s %14s %8s %8s", "tokens", "experts", "load",
+           "median us", "min us", "p90 us", "stage us", "floor us   of", "nominal   of", "GB/s",
+           "TFLOP/s");
     if (several)
         printf(" %9s\n", "skew us");
     else
@@ -134,9 +137,9 @@ static void print_gpu_points(const json_t *arm, const json_t *points) {
     const json_t *p;
     json_array_foreach(points, i, p) {
         const double us = result_median_us(p);
-        printf("%6.0f %7.0f %9.1f %9.1f %9.1f %8.1f", result_number(p, "tokens"),
-               result_number(p, "experts_active"), us, result_min_us(p), result_p90_us(p),
-               result_number_in(p, "stage_us", "median"));
+        printf("%6.0f %7.0f %5.2f %9.1f %9.1f %9.1f %8.1f", result_number(p, "tokens"),
+               result_number(p, "experts_active"), result_number(p, "load_imbalance"), us,
+               result_min_us(p), result_p90_us(p), result_number_in(p, "stage_us", "median"));
         print_share(result_number(p, "floor_us"), us);
         print_share(result_number(p, "nominal_floor_us"), us);
         printf(" %8.0f %8.1f", result_number(p, "weight_gbs"), result_number(p, "tflops"));
@@ -194,18 +197,19 @@ static void include(double range[2], double value) {
 }
 
 static void print_cpu_points(const json_t *points) {
-    printf("\n%7s %10s %10s %10s %8s %7s %7s %9s %7s %7s\n", "tokens", "median ms", "min ms",
-           "p90 ms", "experts", "GB/s", "of read", "GFLOP/s", "of dot", "runs");
+    printf("\n%7s %10s %10s %10s %8s %6s %7s %7s %9s %7s %7s\n", "tokens", "median ms", "min ms",
+           "p90 ms", "experts", "load", "GB/s", "of read", "GFLOP/s", "of dot", "runs");
     double read[2] = {1e300, 0}, dot[2] = {1e300, 0};
     size_t i;
     const json_t *p;
     json_array_foreach(points, i, p) {
-        printf("%7.0f %10.3f %10.3f %10.3f %8.1f %7.1f %5.0f %% %9.1f %5.0f %% %7.0f\n",
+        printf("%7.0f %10.3f %10.3f %10.3f %8.1f %6.2f %7.1f %5.0f %% %9.1f %5.0f %% %7.0f\n",
                result_number(p, "tokens"), result_number(p, "median_ms"),
                result_number(p, "min_ms"), result_number(p, "p90_ms"),
-               result_number(p, "experts_touched"), result_number(p, "weight_gbs"),
-               100 * result_number(p, "read_share"), result_number(p, "gflops"),
-               100 * result_number(p, "dot_share"), result_number(p, "runs"));
+               result_number(p, "experts_touched"), result_number(p, "load_imbalance"),
+               result_number(p, "weight_gbs"), 100 * result_number(p, "read_share"),
+               result_number(p, "gflops"), 100 * result_number(p, "dot_share"),
+               result_number(p, "runs"));
         for (size_t j = 0; j < 2; j++) {
             include(read, number_at(p, "read_gbs", j));
             include(dot, number_at(p, "dot_gflops", j));

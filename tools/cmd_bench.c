@@ -105,12 +105,10 @@ static int measure_here(bench *b, json_t **result) {
 
 /* The result of rank 0, or of processes of their own. */
 static int execute(bench *b, bench_request *request, json_t **result) {
-    if (request->dry_run)
-        return bench_plan(b, result);
-    if (bench_wants_processes(b))
+    if (bench_wants_processes(b) && !request->dry_run)
         return bench_in_processes(b, result);
     set_defaults(request, b->on_gpu);
-    const int code = measure_here(b, result);
+    const int code = (request->dry_run ? bench_plan : measure_here)(b, result);
     if (code != EXIT_DONE && b->ranks > 1)
         megamoe_comm_abort(b->comm);
     bench_close(b);

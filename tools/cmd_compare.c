@@ -85,7 +85,7 @@ static json_t *differences(const json_t *a, const json_t *b) {
         "model",  "device",      "tier",       "threads",     "ranks",      "format",
         "nvfp4",  "activations", "accumulate", "input_scale", "token_tile", "lag",
         "l2",     "launch",      "capacity",   "live",        "seed",       "version",
-        "commit", "iterations",  "warm_ups",   "processes"};
+        "commit", "routing",     "iterations", "warm_ups",    "processes"};
     json_t *found = json_object();
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         json_t *x = json_object_get(a, fields[i]), *y = json_object_get(b, fields[i]);
@@ -129,6 +129,8 @@ static bool same_rounds(const json_t *a, const json_t *b) {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (result_number(a, fields[i]) != result_number(b, fields[i]))
             return false;
+    if (strcmp(result_text(a, "routing"), result_text(b, "routing")) != 0)
+        return false;
     for (size_t i = 0; i < result_arms(a) && result_arms(a) > 1; i++) {
         const json_t *x = json_array_get(json_object_get(a, "arms"), i);
         const json_t *y = json_array_get(json_object_get(b, "arms"), i);

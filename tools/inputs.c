@@ -6,13 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "field.h"
 #include "report.h"
 #include "synth.h"
+#include "tensor_field.h"
 
 enum { MAX_TOPK = 64 };
 
-static int check_rows(const char *path, const field *f, int64_t tokens) {
+static int check_rows(const char *path, const tensor_field *f, int64_t tokens) {
     if (f->shape[0] == tokens)
         return EXIT_DONE;
     return report_error("%s: %s: %" PRId64 " rows; hidden_states has %" PRId64, path, f->name,
@@ -28,9 +28,9 @@ static int64_t hash_vocabulary(const source *s) {
 
 enum { HIDDEN_STATES, TOPK_IDS, TOPK_WEIGHTS, INPUT_IDS, FIELDS };
 
-static int check_fields(const char *path, const field fields[FIELDS], const source *s) {
-    const field *x = &fields[HIDDEN_STATES], *ids = &fields[TOPK_IDS];
-    const field *weights = &fields[TOPK_WEIGHTS], *input_ids = &fields[INPUT_IDS];
+static int check_fields(const char *path, const tensor_field fields[FIELDS], const source *s) {
+    const tensor_field *x = &fields[HIDDEN_STATES], *ids = &fields[TOPK_IDS];
+    const tensor_field *weights = &fields[TOPK_WEIGHTS], *input_ids = &fields[INPUT_IDS];
     if (x->data == NULL)
         return report_error("%s: hidden_states: missing", path);
     if (x->shape[1] != s->layer.hidden)
@@ -49,7 +49,7 @@ static int check_fields(const char *path, const field fields[FIELDS], const sour
         if (weights->shape[1] != ids->shape[1])
             return report_error("%s: topk_weights: %" PRId64 " columns; topk_ids has %" PRId64,
                                 path, weights->shape[1], ids->shape[1]);
-        TRY(field_check_ids(path, ids, -1, s->layer.experts));
+        TRY(tensor_field_check_ids(path, ids, -1, s->layer.experts));
         return EXIT_DONE;
     }
     const int64_t vocabulary = hash_vocabulary(s);
@@ -59,12 +59,12 @@ static int check_fields(const char *path, const field fields[FIELDS], const sour
         return report_error("%s: input_ids: missing; layer %d routes by token id", path,
                             s->layer.layer);
     TRY(check_rows(path, input_ids, x->shape[0]));
-    return field_check_ids(path, input_ids, 0, vocabulary);
+    return tensor_field_check_ids(path, input_ids, 0, vocabulary);
 }
 
 int inputs_read(const char *path, const source *s, inputs *in) {
     *in = (inputs){0};
-    field fields[FIELDS] = {
+    tensor_field fields[FIELDS] = {
         [HIDDEN_STATES] = {"hidden_states", 2, {MEGAMOE_DTYPE_BF16}, 0, {0}, NULL},
         [TOPK_IDS] = {"topk_ids", 2, {MEGAMOE_DTYPE_I32, MEGAMOE_DTYPE_I64}, 0, {0}, NULL},
         [TOPK_WEIGHTS] = {"topk_weights", 2, {MEGAMOE_DTYPE_F32}, 0, {0}, NULL},
@@ -76,7 +76,7 @@ int inputs_read(const char *path, const source *s, inputs *in) {
         return report_failure(status);
     int code = EXIT_DONE;
     for (int i = 0; code == EXIT_DONE && i < FIELDS; i++)
-        code = field_read(path, file, &fields[i]);
+        code = tensor_field_read(path, file, &fields[i]);
     megamoe_checkpoint_close(file);
     *in = (inputs){.tokens = fields[HIDDEN_STATES].shape[0],
                    .topk = (int32_t)fields[TOPK_IDS].shape[1],

@@ -27,13 +27,14 @@ static const struct {
 
 enum { PROFILES = sizeof profiles / sizeof *profiles };
 
-static int read_file(const char *path, routing *r) {
-    r->recorded = (field){"topk_ids", 2, {MEGAMOE_DTYPE_I32, MEGAMOE_DTYPE_I64}, 0, {0}, NULL};
+static int read_file(const char *path, routing_profile *r) {
+    r->recorded =
+        (tensor_field){"topk_ids", 2, {MEGAMOE_DTYPE_I32, MEGAMOE_DTYPE_I64}, 0, {0}, NULL};
     megamoe_checkpoint *file = NULL;
     const megamoe_status status = megamoe_tensors_open(path, &file);
     if (status != MEGAMOE_OK)
         return report_failure(status);
-    int code = field_read(path, file, &r->recorded);
+    int code = tensor_field_read(path, file, &r->recorded);
     megamoe_checkpoint_close(file);
     if (code == EXIT_DONE && r->recorded.data == NULL)
         code = report_error("%s: topk_ids: missing", path);
@@ -42,7 +43,7 @@ static int read_file(const char *path, routing *r) {
     return code;
 }
 
-static int set_parameter(const char *text, const char *value, routing *r) {
+static int set_parameter(const char *text, const char *value, routing_profile *r) {
     const double min = profiles[r->kind].min, max = profiles[r->kind].max;
     char *end;
     r->parameter = strtod(value, &end);
@@ -54,7 +55,7 @@ static int set_parameter(const char *text, const char *value, routing *r) {
 }
 
 /* What equal profiles share, however they were written. */
-static int set_name(const char *text, routing *r) {
+static int set_name(const char *text, routing_profile *r) {
     const char *word = profiles[r->kind].name;
     int bytes;
     if (r->kind == ROUTING_FILE)
@@ -69,8 +70,8 @@ static int set_name(const char *text, routing *r) {
     return report_error("out of memory");
 }
 
-int routing_open(const char *text, routing *r) {
-    *r = (routing){0};
+int routing_open(const char *text, routing_profile *r) {
+    *r = (routing_profile){0};
     const size_t length = strcspn(text, ":");
     const char *value = text[length] == ':' ? text + length + 1 : NULL;
     int kind = 0;
@@ -91,7 +92,7 @@ int routing_open(const char *text, routing *r) {
     return kind == ROUTING_FILE ? read_file(value, r) : EXIT_DONE;
 }
 
-int routing_fit(routing *r, uint64_t seed, int32_t experts, int32_t topk) {
+int routing_fit(routing_profile *r, uint64_t seed, int32_t experts, int32_t topk) {
     r->seed = seed;
     r->experts = experts;
     r->topk = topk;
@@ -100,7 +101,7 @@ int routing_fit(routing *r, uint64_t seed, int32_t experts, int32_t topk) {
         if (r->recorded.shape[1] != topk)
             return report_error("%s: topk_ids: %" PRId64 " columns; the layer has top-%" PRId32,
                                 path, r->recorded.shape[1], topk);
-        TRY(field_check_ids(path, &r->recorded, -1, experts));
+        TRY(tensor_field_check_ids(path, &r->recorded, -1, experts));
     }
     if (r->kind == ROUTING_PERMUTED && r->parameter == 0)
         r->parameter = ceil((double)experts / topk);
@@ -115,7 +116,7 @@ int routing_fit(routing *r, uint64_t seed, int32_t experts, int32_t topk) {
     return EXIT_DONE;
 }
 
-void routing_close(routing *r) {
+void routing_close(routing_profile *r) {
     free(r->name);
     free(r->recorded.data);
     free(r->order);
@@ -125,12 +126,12 @@ void routing_close(routing *r) {
 }
 
 /* Deals out the experts in the order in force, again and again. */
-static void deal(const routing *r, int64_t tokens, int32_t *ids) {
+static void deal(const routing_profile *r, int64_t tokens, int32_t *ids) {
     for (int64_t i = 0; i < tokens * r->topk; i++)
         ids[i] = r->order[i % r->experts];
 }
 
-static void draw_permuted(routing *r, uint64_t key, int64_t tokens, int32_t *ids) {
+static void draw_permuted(const routing_profile *r, uint64_t key, int64_t tokens, int32_t *ids) {
     const int64_t block = (int64_t)r->parameter;
     for (int64_t begin = 0; begin < tokens; begin += block) {
         random_shuffle(random_key(key, (uint64_t)(begin / block)), r->experts, r->order);
@@ -142,7 +143,7 @@ static void draw_permuted(routing *r, uint64_t key, int64_t tokens, int32_t *ids
  * Chosen one after the other without putting back is what first arrivals are, of independent
  * exponential waiting times whose rates are the popularities.
  */
-static void draw_zipf(routing *r, uint64_t key, int64_t tokens, int32_t *ids) {
+static void draw_zipf(const routing_profile *r, uint64_t key, int64_t tokens, int32_t *ids) {
     for (int64_t token = 0; token < tokens; token++) {
         const uint64_t token_key = random_key(key, (uint64_t)token);
         int32_t *chosen = ids + token * r->topk;
@@ -159,7 +160,7 @@ static void draw_zipf(routing *r, uint64_t key, int64_t tokens, int32_t *ids) {
     }
 }
 
-static void draw_hot(const routing *r, uint64_t key, int64_t tokens, int32_t *ids) {
+static void draw_hot(const routing_profile *r, uint64_t key, int64_t tokens, int32_t *ids) {
     const int32_t hot = r->order[0];
     for (int64_t token = 0; token < tokens; token++) {
         const uint64_t token_key = random_key(key, (uint64_t)token);
@@ -175,16 +176,17 @@ static void draw_hot(const routing *r, uint64_t key, int64_t tokens, int32_t *id
     }
 }
 
-static void draw_recorded(const routing *r, uint64_t key, int64_t tokens, int32_t *ids) {
+static void draw_recorded(const routing_profile *r, uint64_t key, int64_t tokens, int32_t *ids) {
     const int64_t rows = r->recorded.shape[0];
     const int64_t begin = (int64_t)random_below(key, 0, (uint64_t)rows);
     for (int64_t token = 0; token < tokens; token++)
         for (int32_t slot = 0; slot < r->topk; slot++)
             ids[token * r->topk + slot] =
-                (int32_t)field_id(&r->recorded, (begin + token) % rows * r->topk + slot);
+                (int32_t)tensor_field_id(&r->recorded, (begin + token) % rows * r->topk + slot);
 }
 
-void routing_draw(routing *r, uint64_t layer, uint64_t seed, int64_t tokens, int32_t *ids) {
+void routing_draw(const routing_profile *r, uint64_t layer, uint64_t seed, int64_t tokens,
+                  int32_t *ids) {
     /* The first layer's are those of the seed alone. */
     const uint64_t batch = layer > 0 ? random_key(seed, layer) : seed;
     const uint64_t key = random_key(batch, KEY_ROUTES);
@@ -214,9 +216,8 @@ void routing_draw(routing *r, uint64_t layer, uint64_t seed, int64_t tokens, int
     }
 }
 
-routing_load routing_measure(routing *r, const int32_t *ids, int64_t tokens) {
+routing_load routing_measure(const routing_profile *r, const int32_t *ids, int64_t tokens) {
     routing_load load = {0};
-    int64_t routes = 0;
     memset(r->received, 0, (size_t)r->experts * sizeof *r->received);
     for (int64_t i = 0; i < tokens * r->topk; i++) {
         if (ids[i] < 0)
@@ -224,9 +225,9 @@ routing_load routing_measure(routing *r, const int32_t *ids, int64_t tokens) {
         const int64_t received = ++r->received[ids[i]];
         load.active += received == 1;
         load.largest = received > load.largest ? received : load.largest;
-        routes++;
+        load.routes++;
     }
-    if (routes > 0)
-        load.imbalance = (double)load.largest * r->experts / (double)routes;
+    if (load.routes > 0)
+        load.imbalance = (double)load.largest * r->experts / (double)load.routes;
     return load;
 }

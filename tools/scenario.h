@@ -18,7 +18,7 @@ typedef struct scenario {
     const scenario_request *request;
     simulation_options options;
     simulation simulation;
-    routing routing;
+    routing_profile routing;
     stack stack;
     megamoe_device_info device;
     char date[32];

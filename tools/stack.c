@@ -155,8 +155,8 @@ static int warm_up(stack *s) {
     return EXIT_DONE;
 }
 
-int stack_open(const stack_options *options, const megamoe_device_info *device, routing *routes,
-               stack *s) {
+int stack_open(const stack_options *options, const megamoe_device_info *device,
+               routing_profile *routes, stack *s) {
     *s = (stack){.options = *options,
                  .routes = routes,
                  .rank = megamoe_comm_rank(options->target.comm),

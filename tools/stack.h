@@ -24,7 +24,7 @@ typedef struct stack_options {
 
 typedef struct stack {
     stack_options options;
-    routing *routes;
+    routing_profile *routes;
     bench_layer *layers; /* [distinct], used again and again if there are fewer than layers */
     int32_t distinct;
     megamoe_workspace *workspace;
@@ -44,8 +44,8 @@ typedef struct stack {
  * computes a few of the largest batches. Prints its error and returns an exit code; stack_close is
  * due in any case.
  */
-int stack_open(const stack_options *options, const megamoe_device_info *device, routing *routes,
-               stack *s);
+int stack_open(const stack_options *options, const megamoe_device_info *device,
+               routing_profile *routes, stack *s);
 
 void stack_close(stack *s);
 

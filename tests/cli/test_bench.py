@@ -6,7 +6,7 @@ import json
 import os
 import unittest
 
-from tool import TOOL, Case
+from tool import TOOL, Case, i32, write_safetensors
 
 try:
     import jsonschema
@@ -218,6 +218,41 @@ class Plan(BenchCase):
                   "--device", "cuda", "--out", file)
         result = self.result("bench", file, "--dry-run", "--device", "cuda", "--tokens", 2)
         self.assertEqual(result["nvfp4"], "folded")
+
+
+class Routing(BenchCase):
+    def plan(self, profile, *arguments):
+        """Routing, active experts and load of 64 tokens among 32 experts with top-4."""
+        result = self.result("bench", "--geometry", "tiny", "--tokens", 64, "--dry-run",
+                             "--routing", profile, *arguments)
+        point, = result["points"]
+        return result["routing"], point["experts_active"], point["load_imbalance"]
+
+    def test_profiles(self):
+        self.assertEqual(self.plan("balanced"), ("balanced", 32, 1))
+        self.assertEqual(self.plan("permuted:8"), ("permuted:8", 32, 1))
+        self.assertEqual(self.plan("hot")[2], 8)
+        self.assertEqual(self.plan("zipf")[0], "zipf:1")
+        self.assertGreater(self.plan("zipf:2")[2], self.plan("random")[2])
+        self.assertLess(self.plan("hot:0.5", "--live", 32)[2], 8)
+        for profile in ["fair", "hot:2", "file:/no/file"]:
+            with self.subTest(profile):
+                self.fails(2, [profile.removeprefix("file:")], *SMALL, "--routing", profile)
+
+    def test_recorded(self):
+        path = self.path("routes.safetensors")
+        write_safetensors(path, {"topk_ids": ("I32", [2, 4], i32([0, 1, 2, 3, 0, 1, 2, -1]))})
+        name, active, load = self.plan("file:" + path)
+        self.assertEqual((name, active), ("file:" + path, 4))
+        self.assertAlmostEqual(load, 64 * 32 / (64 * 3.5))
+
+    def test_measured(self):
+        result = self.result("bench", "--geometry", "tiny", "--tokens", 8, "--rounds", 2,
+                             "--routing", "hot")
+        self.assertEqual(result["routing"], "hot:1")
+        self.assertEqual(result["points"][0]["load_imbalance"], 8)
+        self.assertIn("routing     hot:1", self.good("bench", "--geometry", "tiny", "--tokens", 8,
+                                                     "--rounds", 1, "--routing", "hot"))
 
 
 class FakeGpu(BenchCase):

@@ -12,7 +12,7 @@ enum { EXPERTS = 32, TOPK = 6, TOKENS = 4096 };
 
 static int32_t ids[TOKENS * TOPK], again[TOKENS * TOPK];
 
-static void open_profile(const char *profile, int32_t experts, int32_t topk, routing *r) {
+static void open_profile(const char *profile, int32_t experts, int32_t topk, routing_profile *r) {
     T_REQUIRE(routing_open(profile, r) == EXIT_DONE);
     T_REQUIRE(routing_fit(r, 7, experts, topk) == EXIT_DONE);
 }
@@ -35,7 +35,7 @@ T_CASE(every_profile_is_valid) {
     static const int32_t shapes[][2] = {{32, 6}, {7, 3}, {4, 4}, {1, 1}};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         for (size_t j = 0; j < sizeof shapes / sizeof *shapes; j++) {
-            routing r;
+            routing_profile r;
             open_profile(all[i], shapes[j][0], shapes[j][1], &r);
             routing_draw(&r, 0, 11, 500, ids);
             check_valid(all[i], 500, shapes[j][0], shapes[j][1]);
@@ -48,7 +48,7 @@ T_CASE(every_profile_is_valid) {
 /* Stored results were measured with these. */
 T_CASE(random_keeps_its_ids) {
     static const int32_t expected[] = {12, 21, 3, 0, 13, 31, 3, 12, 16, 0, 30, 2};
-    routing r;
+    routing_profile r;
     open_profile("random", EXPERTS, TOPK, &r);
     routing_draw(&r, 0, 65, 2, ids);
     for (int i = 0; i < 2 * TOPK; i++)
@@ -58,7 +58,7 @@ T_CASE(random_keeps_its_ids) {
     routing_close(&r);
 }
 
-static int64_t least_received(const routing *r) {
+static int64_t least_received(const routing_profile *r) {
     int64_t least = INT64_MAX;
     for (int32_t i = 0; i < r->experts; i++)
         least = r->received[i] < least ? r->received[i] : least;
@@ -67,7 +67,7 @@ static int64_t least_received(const routing *r) {
 
 T_CASE(balanced_is_even) {
     static const int64_t batches[] = {1, 2, 5, 6, 16, 100, 4096};
-    routing r;
+    routing_profile r;
     open_profile("balanced", EXPERTS, TOPK, &r);
     for (size_t i = 0; i < sizeof batches / sizeof *batches; i++) {
         routing_draw(&r, 3, i, batches[i], ids);
@@ -81,7 +81,7 @@ T_CASE(balanced_is_even) {
 }
 
 T_CASE(blocks_are_even_and_differ) {
-    routing r;
+    routing_profile r;
     open_profile("permuted:16", EXPERTS, TOPK, &r); /* 16 * 6 = 3 * 32 */
     routing_draw(&r, 0, 5, 64, ids);
     for (int block = 0; block < 4; block++) {
@@ -98,7 +98,7 @@ T_CASE(blocks_are_even_and_differ) {
 }
 
 T_CASE(zipf_follows_its_law) {
-    routing r;
+    routing_profile r;
     open_profile("zipf:1", EXPERTS, 1, &r);
     routing_draw(&r, 0, 1, TOKENS, ids);
     routing_measure(&r, ids, TOKENS);
@@ -128,7 +128,7 @@ T_CASE(zipf_follows_its_law) {
 }
 
 T_CASE(one_expert_is_hot) {
-    routing r;
+    routing_profile r;
     open_profile("hot", EXPERTS, TOPK, &r);
     routing_draw(&r, 0, 1, TOKENS, ids);
     T_EQ_INT(routing_measure(&r, ids, TOKENS).largest, TOKENS);
@@ -161,7 +161,7 @@ T_CASE(recorded_routes) {
     static const int32_t rows[3][2] = {{0, 1}, {2, -1}, {3, 4}};
     char profile[1024];
     snprintf(profile, sizeof profile, "file:%s", record("topk_ids", "I32", 3, rows, sizeof rows));
-    routing r;
+    routing_profile r;
     open_profile(profile, 5, 2, &r);
     T_EQ_STR(r.name, profile);
     for (uint64_t seed = 0; seed < 8; seed++) {
@@ -205,7 +205,7 @@ T_CASE(names) {
                                            {"hot:0", "hot:0"},          {"permuted", "permuted"},
                                            {"permuted:8", "permuted:8"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        routing r;
+        routing_profile r;
         T_EQ_INT(routing_open(names[i][0], &r), EXIT_DONE);
         T_EQ_STR(r.name, names[i][1]);
         routing_close(&r);
@@ -225,7 +225,7 @@ T_CASE(names) {
                                       "file:",
                                       "file:/does/not/exist"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        routing r;
+        routing_profile r;
         T_CHECK_MSG(routing_open(bad[i], &r) == EXIT_BAD_INPUT, "%s", bad[i]);
         routing_close(&r);
     }

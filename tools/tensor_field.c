@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "field.h"
+#include "tensor_field.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "report.h"
 
-static int wrong_dtype(const char *path, const field *f, const char *dtype) {
+static int wrong_dtype(const char *path, const tensor_field *f, const char *dtype) {
     if (f->dtypes[1] == MEGAMOE_DTYPE_NONE)
         return report_error("%s: %s: dtype %s; expected %s", path, f->name, dtype,
                             megamoe_dtype_name(f->dtypes[0]));
@@ -15,7 +15,7 @@ static int wrong_dtype(const char *path, const field *f, const char *dtype) {
                         megamoe_dtype_name(f->dtypes[0]), megamoe_dtype_name(f->dtypes[1]));
 }
 
-int field_read(const char *path, const megamoe_checkpoint *file, field *f) {
+int tensor_field_read(const char *path, const megamoe_checkpoint *file, tensor_field *f) {
     megamoe_tensor tensor;
     const megamoe_status status = megamoe_checkpoint_tensor(file, f->name, &tensor);
     if (status == MEGAMOE_ENOTFOUND)
@@ -40,15 +40,15 @@ int field_read(const char *path, const megamoe_checkpoint *file, field *f) {
     return EXIT_DONE;
 }
 
-int64_t field_id(const field *f, int64_t i) {
+int64_t tensor_field_id(const tensor_field *f, int64_t i) {
     return f->dtype == MEGAMOE_DTYPE_I64 ? ((const int64_t *)f->data)[i]
                                          : ((const int32_t *)f->data)[i];
 }
 
-int field_check_ids(const char *path, const field *f, int64_t least, int64_t n) {
+int tensor_field_check_ids(const char *path, const tensor_field *f, int64_t least, int64_t n) {
     const int64_t columns = f->rank == 2 ? f->shape[1] : 1;
     for (int64_t i = 0; i < f->shape[0] * columns; i++) {
-        const int64_t id = field_id(f, i);
+        const int64_t id = tensor_field_id(f, i);
         if (id < least || id >= n)
             return report_error("%s: %s: token %" PRId64 ", slot %" PRId64 ": id %" PRId64
                                 " is not in %" PRId64 "..%" PRId64,

@@ -14,6 +14,7 @@
 #include "bench_gpu.h"
 #include "bench_layer.h"
 #include "options.h"
+#include "record.h"
 #include "report.h"
 
 enum {
@@ -104,8 +105,8 @@ typedef struct bench {
     int64_t capacity; /* of a GPU's workspace */
     int n_arms;
     bench_arm arms[BENCH_MAX_ARMS];
-    char date[32];
-    char command[1024];
+    char date[RECORD_DATE_BYTES];
+    char command[RECORD_COMMAND_BYTES];
 } bench;
 
 /* Functions below that return an int print their error and return an exit code. */

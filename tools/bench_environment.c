@@ -4,19 +4,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "bench.h"
 #include "parallel.h"
 
 void bench_record(bench *b, int argc, char **argv) {
-    size_t used = (size_t)snprintf(b->command, sizeof b->command, "megamoe");
-    for (int i = 0; i < argc && used < sizeof b->command; i++)
-        used += (size_t)snprintf(b->command + used, sizeof b->command - used, " %s", argv[i]);
-    const time_t now = time(NULL);
-    struct tm utc;
-    strftime(b->date, sizeof b->date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    record_command(argc, argv, b->command);
+    record_date(b->date);
 }
 
 /* The first line of a file, from behind `prefix`; false where there is none. */

@@ -3,10 +3,8 @@
  * megamoe scenario: what the steps of an engine cost in a stack of expert layers, while requests
  * arrive.
  */
-#define _GNU_SOURCE
 #include <inttypes.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "bench_geometry.h"
 #include "commands.h"
@@ -140,6 +138,11 @@ static int execute(scenario *s, bench_target *target) {
     target->memory = memory_limit(s);
     options.target = *target;
     TRY(stack_open(&options, &s->device, &s->routing, &s->stack));
+    if (s->stack.gpu != NULL) {
+        gpu_facts facts;
+        gpu_describe(s->stack.gpu, &facts);
+        snprintf(s->driver, sizeof s->driver, "%s", facts.nvml.driver);
+    }
     const int code = simulation_run(&s->options, stack_step, &s->stack, &s->simulation);
     if (code == SIMULATION_NO_MEMORY)
         return report_error("out of memory for %" PRId64 " requests", r->requests);
@@ -147,15 +150,6 @@ static int execute(scenario *s, bench_target *target) {
     if (s->stack.rank != 0)
         return EXIT_DONE; /* the rest is for one */
     return (r->json ? scenario_print_json : scenario_print_text)(s);
-}
-
-static void record_run(scenario *s, int argc, char **argv) {
-    size_t used = (size_t)snprintf(s->command, sizeof s->command, "megamoe");
-    for (int i = 0; i < argc && used < sizeof s->command; i++)
-        used += (size_t)snprintf(s->command + used, sizeof s->command - used, " %s", argv[i]);
-    const time_t now = time(NULL);
-    struct tm utc;
-    strftime(s->date, sizeof s->date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
 }
 
 int cmd_scenario(int argc, char **argv) {
@@ -212,7 +206,8 @@ int cmd_scenario(int argc, char **argv) {
         0,
         1};
     scenario s = {.request = &request};
-    record_run(&s, argc, argv);
+    record_command(argc, argv, s.command);
+    record_date(s.date);
     const char *arguments[OPTION_MAX_ARGUMENTS];
     int code;
     if (!options_parse(&syntax, argc, argv, arguments, &code))

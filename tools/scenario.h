@@ -3,6 +3,7 @@
 #ifndef SCENARIO_H
 #define SCENARIO_H
 
+#include "record.h"
 #include "simulation.h"
 #include "stack.h"
 
@@ -21,8 +22,9 @@ typedef struct scenario {
     routing_profile routing;
     stack stack;
     megamoe_device_info device;
-    char date[32];
-    char command[1024];
+    char driver[80]; /* its version, of a GPU; "" where it does not tell */
+    char date[RECORD_DATE_BYTES];
+    char command[RECORD_COMMAND_BYTES];
 } scenario;
 
 /* Of a simulation that is done. These return an exit code. */

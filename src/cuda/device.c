@@ -44,6 +44,8 @@ static megamoe_status query(mm_cuda_device *d) {
         {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, &d->shared_bytes},
         {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, &d->l2_bytes},
         {CU_DEVICE_ATTRIBUTE_CLOCK_RATE, &d->clock_khz},
+        {CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, &d->memory_clock_khz},
+        {CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, &d->memory_bus_bits},
     };
     const int32_t n = d->ordinal;
     MM_CUDA_TRY(mm_cu.cuDeviceGet(&d->device, n), "cuda:%" PRId32, n);

@@ -23,6 +23,7 @@ typedef struct mm_cuda_device {
     int32_t shared_bytes; /* that a thread block may ask for */
     int32_t l2_bytes;
     int32_t clock_khz;
+    int32_t memory_clock_khz, memory_bus_bits;
     int32_t driver_version; /* CUDA version of the driver: 13000 for 13.0 */
     int32_t max_ctas;       /* thread blocks of a forward, 1..multiprocessors */
     size_t memory_bytes;

@@ -219,17 +219,23 @@ static mm_plan_tile tile_of(const mm_forward_variant *variant) {
     return (mm_plan_tile){variant->tile_tokens, cost};
 }
 
+/* The widths of a layer's kernels, ascending. Returns how many. */
+static int32_t tiles_of(const mm_cuda_layer *layer, mm_plan_tile tiles[TILES_MAX]) {
+    int32_t count = 0;
+    for (int32_t i = 0; i < mm_forward_variant_count && count < TILES_MAX; i++)
+        if (serves(&mm_forward_variants[i], layer))
+            tiles[count++] = tile_of(&mm_forward_variants[i]);
+    return count;
+}
+
 /* The variant whose tile suits this batch, or that has the tile asked for. */
 static megamoe_status choose(const mm_cuda_call *calls, int32_t n, const megamoe_plan *plan,
                              const mm_forward_variant **variant) {
     const mm_cuda_layer *layer = calls[0].layer;
     const mm_cuda_workspace *ws = calls[0].workspace;
     mm_plan_tile tiles[TILES_MAX] = {{0}};
-    int32_t count = 0;
+    const int32_t count = tiles_of(layer, tiles);
     int64_t tokens = 0;
-    for (int32_t i = 0; i < mm_forward_variant_count && count < TILES_MAX; i++)
-        if (serves(&mm_forward_variants[i], layer))
-            tiles[count++] = tile_of(&mm_forward_variants[i]);
     for (int32_t i = 0; i < n; i++)
         tokens += calls[i].workspace->tokens;
     /* What other ranks have staged is not known here: as much as these. */
@@ -278,8 +284,8 @@ static mm_cuda_rank rank_of(const mm_cuda_call *call) {
 }
 
 /* Bytes of rows that a rank returns to ranks outside of this launch, if all have as many tokens. */
-static double returned_bytes(const mm_cuda_workspace *ws, int32_t n) {
-    const double routes = (double)ws->tokens * ws->shape.topk * (ws->ranks - n) / ws->ranks;
+static double returned_bytes(const mm_cuda_workspace *ws, int64_t tokens, int32_t n) {
+    const double routes = (double)tokens * ws->shape.topk * (ws->ranks - n) / ws->ranks;
     return routes * ws->shape.hidden * sizeof(uint16_t);
 }
 
@@ -306,7 +312,8 @@ static void fill(const mm_cuda_call *calls, int32_t n, int32_t blocks, const mm_
         .has_bias = layer->desc.has_bias,
         .stages = kernel->stages,
         .lag = lag ? lag
-                   : mm_plan_lag(blocks * kernel->teams, layout->fc1_tiles, returned_bytes(ws, n)),
+                   : mm_plan_lag(blocks * kernel->teams, layout->fc1_tiles,
+                                 returned_bytes(ws, ws->tokens, n)),
         .pool_rows = (int32_t)ws->capacity.pool_rows,
         .rows = ws->buffers.rows,
         .units = ws->buffers.units,
@@ -409,4 +416,49 @@ megamoe_status mm_cuda_forward(const mm_cuda_call *calls, int32_t n, const megam
         calls[i].workspace->blocks = blocks;
     }
     return status;
+}
+
+/* ---- what may be tuned ---- */
+
+bool mm_cuda_has_tile(const mm_cuda_layer *layer, int32_t token_tile) {
+    return mm_forward_variant_find(layer->layout.format, token_tile,
+                                   layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE) != NULL;
+}
+
+/* Of a tile, for each rank. */
+static int32_t teams_of(const mm_cuda_workspace *ws, const mm_cuda_layer *layer, int32_t tile) {
+    return (int32_t)mm_min(ws->device->max_ctas, MM_CUDA_BLOCKS_MAX) *
+           MM_CUDA_TEAMS(layer->layout.format, tile,
+                         layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE);
+}
+
+int32_t mm_cuda_candidates(const mm_cuda_workspace *workspace, const mm_cuda_layer *layer,
+                           int64_t tokens, megamoe_plan *plans, int32_t n) {
+    const mm_cuda_workspace *ws = workspace;
+    const int32_t local = layer->placement->local, fc1_tiles = layer->layout.fc1_tiles;
+    const double routes =
+        mm_plan_routes(tokens * ws->ranks, ws->shape.topk, ws->shape.physical_experts);
+    mm_plan_tile tiles[TILES_MAX] = {{0}};
+    const int32_t count = tiles_of(layer, tiles);
+    megamoe_plan built_in = MEGAMOE_INIT(megamoe_plan);
+    built_in.token_tile = mm_plan_token_tile(tiles, count, READING_COST, routes);
+    built_in.lag = mm_plan_lag(teams_of(ws, layer, built_in.token_tile), fc1_tiles,
+                               returned_bytes(ws, tokens, 1));
+    int32_t found = 0;
+    if (found++ < n)
+        plans[0] = built_in;
+    for (int32_t i = 0; i < count; i++) {
+        const int32_t tile = tiles[i].tokens;
+        const double token_tiles = fmin(local * routes, local * (1 + routes / tile));
+        int32_t lags[MM_PLAN_LAGS_MAX];
+        const int32_t m = mm_plan_lags(teams_of(ws, layer, tile), fc1_tiles, token_tiles, lags);
+        for (int32_t j = 0; j < m; j++) {
+            if (tile == built_in.token_tile && lags[j] == built_in.lag)
+                continue;
+            if (found++ < n)
+                plans[found - 1] =
+                    (megamoe_plan){sizeof(megamoe_plan), .token_tile = tile, .lag = lags[j]};
+        }
+    }
+    return found;
 }

@@ -141,6 +141,16 @@ typedef struct mm_cuda_call {
 } mm_cuda_call;
 
 /*
+ * Plans worth measuring for `tokens` on each rank of a launch of its own: the built-in choice in
+ * numbers, then the others. Fills in at most n, returns how many there are.
+ */
+int32_t mm_cuda_candidates(const mm_cuda_workspace *workspace, const mm_cuda_layer *layer,
+                           int64_t tokens, megamoe_plan *plans, int32_t n);
+
+/* Whether there is a kernel for this layer with tiles of that width. */
+bool mm_cuda_has_tile(const mm_cuda_layer *layer, int32_t token_tile);
+
+/*
  * One launch for n ranks (1, or those of a folded communicator that are on one device, in
  * ascending order).
  */

@@ -13,8 +13,7 @@ static int32_t gpu_of(const megamoe_device *device) {
     return device->cuda ? device->cuda->ordinal : -1;
 }
 
-/* Layer and workspace belong together. */
-static megamoe_status check_fit(const megamoe_layer *layer, const megamoe_workspace *ws) {
+megamoe_status mm_layer_check_fit(const megamoe_layer *layer, const megamoe_workspace *ws) {
     const megamoe_layer_desc *desc = &layer->desc;
     const mm_placement *placement = &layer->placement;
     const megamoe_shape *shape = &ws->shape;
@@ -45,7 +44,7 @@ megamoe_status megamoe_prewarm(megamoe_layer *layer, megamoe_workspace *workspac
     if (!layer || !workspace)
         return mm_fail(MEGAMOE_EINVAL, "megamoe_prewarm: %s is NULL",
                        layer ? "workspace" : "layer");
-    MM_TRY(check_fit(layer, workspace));
+    MM_TRY(mm_layer_check_fit(layer, workspace));
     if (workspace->cuda) {
         /* Folded ranks would meet in their first forward, which may be under capture. */
         MM_TRY(mm_workspace_meet(workspace));
@@ -67,7 +66,7 @@ static megamoe_status check_call(const megamoe_layer *layer, const megamoe_works
     if (ws->tokens < 0)
         return mm_fail(MEGAMOE_ESTATE, "megamoe_forward: no batch is staged; ranks without tokens "
                                        "stage 0");
-    MM_TRY(check_fit(layer, ws));
+    MM_TRY(mm_layer_check_fit(layer, ws));
     return mm_view_check(y, "y", MEGAMOE_DTYPE_BF16, MEGAMOE_DTYPE_NONE, ws->tokens,
                          ws->shape.hidden);
 }
@@ -234,7 +233,8 @@ static megamoe_status forward_on_cuda(const megamoe_forward_call *call) {
     megamoe_workspace *ws = call->workspace;
     MM_TRY(check_alive(ws));
     const mm_cuda_call launch = cuda_call_of(call);
-    return mm_cuda_forward(&launch, 1, &ws->plan, call->stream);
+    const megamoe_plan plan = mm_workspace_plan(ws, call->layer);
+    return mm_cuda_forward(&launch, 1, &plan, call->stream);
 }
 
 megamoe_status megamoe_forward(megamoe_layer *layer, megamoe_workspace *workspace,
@@ -305,7 +305,8 @@ static megamoe_status launch_gpu(const megamoe_forward_call *calls, int32_t n, i
     for (int32_t i = first; i < n; i++)
         if (gpu_of(calls[i].workspace->device) == gpu_of(calls[first].workspace->device))
             launch[here++] = cuda_call_of(&calls[i]);
-    return mm_cuda_forward(launch, here, &calls[first].workspace->plan, calls[first].stream);
+    const megamoe_plan plan = mm_workspace_plan(calls[first].workspace, calls[first].layer);
+    return mm_cuda_forward(launch, here, &plan, calls[first].stream);
 }
 
 /* The first rank that is on the GPU of rank i. */

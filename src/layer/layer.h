@@ -15,6 +15,7 @@
 #include "cuda/operation.h"
 #include "megamoe/layer.h"
 #include "megamoe/placement.h"
+#include "plan/tuned.h"
 
 struct megamoe_layer {
     megamoe_device *device;
@@ -47,7 +48,9 @@ struct megamoe_workspace {
     int64_t tokens; /* of the staged batch; -1: none */
     bool dead;      /* after a deadline or an abort */
     megamoe_workspace_detail pending;
-    megamoe_plan plan; /* CUDA */
+    /* CUDA: how to cut up forwards, */
+    megamoe_plan plan;                  /* ... as the caller has said, */
+    mm_tuned tuned[MM_CUDA_FORMATS][2]; /* ... as was measured, by format and accumulation */
 };
 
 /*
@@ -70,6 +73,14 @@ void mm_layer_count(megamoe_layer *layer, const mm_cpu_workspace *workspace);
 
 /* Of experts on their way from a rank (place.c), but one at least; tests make it small. */
 extern size_t mm_place_window_bytes;
+
+/* Whether layer and workspace belong together. */
+MEGAMOE_CHECKED megamoe_status mm_layer_check_fit(const megamoe_layer *layer,
+                                                  const megamoe_workspace *workspace);
+
+/* The plan of a forward of the staged batch; zeros are for the backend to choose. */
+megamoe_plan mm_workspace_plan(const megamoe_workspace *workspace, const megamoe_layer *layer);
+void mm_workspace_forget_tuned(megamoe_workspace *workspace);
 
 /* Number of the last forward that was begun. */
 static inline uint64_t mm_workspace_epoch(const megamoe_workspace *workspace) {

@@ -294,6 +294,7 @@ void megamoe_workspace_close(megamoe_workspace *workspace) {
     mm_comm_unwatch(workspace->comm, &workspace->watch);
     mm_cpu_workspace_close(workspace->cpu);
     mm_cuda_workspace_close(workspace->cuda);
+    mm_workspace_forget_tuned(workspace);
     free(workspace->peers);
     free(workspace);
 }

@@ -63,17 +63,34 @@ int32_t mm_plan_blocks(int32_t blocks, int32_t here) {
     return blocks / here;
 }
 
+/* Token tiles whose FC1 is so many half waves. A wave is one tile for every team. */
+static int32_t half_waves(int32_t halves, int32_t teams, int32_t fc1_tiles) {
+    const int64_t tiles =
+        (halves * (int64_t)teams + 2 * (int64_t)fc1_tiles - 1) / (2 * (int64_t)fc1_tiles);
+    return tiles < 1 ? 1 : (int32_t)tiles;
+}
+
 /*
  * FC2 after all of FC1 leaves least waiting at the end. But what FC2 returns over a link should not
  * all come at the end: much of it is spread over the forward, FC2 of a token tile one and a half
- * waves after its FC1. A wave is one tile for every team: one wave later FC1's last tile has begun,
- * half a wave more lets it end.
+ * waves after its FC1: one wave later FC1's last tile has begun, half a wave more lets it end.
  */
 int32_t mm_plan_lag(int32_t teams, int32_t fc1_tiles, double returned_bytes) {
     static const double MUCH = 32 << 20;
     if (returned_bytes < MUCH)
         return INT32_MAX;
-    const int64_t lag =
-        (3 * (int64_t)teams + 2 * (int64_t)fc1_tiles - 1) / (2 * (int64_t)fc1_tiles);
-    return lag < 1 ? 1 : (int32_t)lag;
+    return half_waves(3, teams, fc1_tiles);
+}
+
+int32_t mm_plan_lags(int32_t teams, int32_t fc1_tiles, double token_tiles,
+                     int32_t lags[MM_PLAN_LAGS_MAX]) {
+    static const int32_t halves[] = {2, 3, 6};
+    int32_t n = 0;
+    for (int i = 0; i < 3; i++) {
+        const int32_t lag = half_waves(halves[i], teams, fc1_tiles);
+        if (lag < token_tiles && (n == 0 || lag > lags[n - 1]))
+            lags[n++] = lag;
+    }
+    lags[n++] = INT32_MAX;
+    return n;
 }

@@ -40,6 +40,14 @@ int32_t mm_plan_stages(int64_t shared_bytes, int64_t fixed_bytes, int64_t stage_
  */
 int32_t mm_plan_lag(int32_t teams, int32_t fc1_tiles, double returned_bytes);
 
+/*
+ * The lags that are worth measuring for a rank with about `token_tiles` token tiles, ascending; the
+ * last is INT32_MAX. Returns how many.
+ */
+enum { MM_PLAN_LAGS_MAX = 4 };
+int32_t mm_plan_lags(int32_t teams, int32_t fc1_tiles, double token_tiles,
+                     int32_t lags[MM_PLAN_LAGS_MAX]);
+
 /* Thread blocks for each of `here` ranks that share `blocks`; 0 if there are too few. */
 int32_t mm_plan_blocks(int32_t blocks, int32_t here);
 

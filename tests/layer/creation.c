@@ -395,6 +395,12 @@ T_CASE(what_a_workspace_tells) {
     T_STATUS(megamoe_workspace_get_times(workspace, &times), MEGAMOE_EUNSUPPORTED);
     const megamoe_plan plan = MEGAMOE_INIT(megamoe_plan);
     T_STATUS(megamoe_workspace_set_plan(workspace, &plan), MEGAMOE_EUNSUPPORTED);
+    int32_t tuned = -1;
+    T_OK(megamoe_use_tuned(f.rank[1].layer, workspace, NULL, &tuned));
+    T_EQ_INT(tuned, 0);
+    megamoe_tuned_key key = MEGAMOE_INIT(megamoe_tuned_key);
+    T_STATUS(megamoe_tuned_key_of(f.rank[1].layer, workspace, NULL, &key), MEGAMOE_EUNSUPPORTED);
+    T_EQ_INT(megamoe_plan_candidates(f.rank[1].layer, workspace, 1, NULL, 0), 0);
     fleet_close(&f);
     close_fixture(x);
 }

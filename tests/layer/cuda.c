@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the public operation asks of the CUDA backend, on machines without a GPU: fake_cuda.h. */
+#define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
 
@@ -228,6 +229,100 @@ T_CASE(a_layer_on_another_device) {
     }
     fleet_close(&f);
     check_nothing_open();
+    close_fixture(x);
+}
+
+/* ---- plans ---- */
+
+static void expect_plan(fleet *f, fixture *x, int64_t tokens, int32_t token_tile, int32_t lag) {
+    megamoe_workspace *ws = f->rank[0].workspace;
+    const megamoe_view y = view_y(x->y, &x->b);
+    T_OK(megamoe_commit_staged(ws, tokens, NULL));
+    T_OK(megamoe_forward(f->rank[0].layer, ws, &y, NULL));
+    T_EQ_INT(fake.plan.token_tile, token_tile);
+    T_EQ_INT(fake.plan.lag, lag);
+}
+
+/* The batch decides between what was measured; what the caller sets comes before. */
+T_CASE(measured_plans_are_used) {
+    fixture *x = open_fixture(37);
+    const setup s = on_cuda(x);
+    fleet f = fleet_open(&s);
+    megamoe_layer *layer = f.rank[0].layer;
+    megamoe_workspace *ws = f.rank[0].workspace;
+    setenv("MEGAMOE_CACHE_DIR", t_path("cache"), 1);
+    int32_t found = -1;
+    T_OK(megamoe_use_tuned(layer, ws, NULL, &found));
+    T_EQ_INT(found, 0);
+    expect_plan(&f, x, 8, 0, 0);
+
+    megamoe_tuned_key key = MEGAMOE_INIT(megamoe_tuned_key);
+    T_OK(megamoe_tuned_key_of(layer, ws, NULL, &key));
+    T_EQ_STR(key.library, megamoe_version());
+    T_EQ_STR(key.routing, "random");
+    T_EQ_INT(key.capacity, 64);
+    T_EQ_INT(key.experts, ws->shape.experts);
+    const megamoe_tuned_plan plans[] = {
+        {4, 0, 0, 20, 20, 1}, {8, 16, 3, 20, 18, 1.1}, {16, 1000, 3, 20, 18, 1.1}};
+    T_OK(megamoe_tuned_store(NULL, &key, plans, 3));
+    expect_plan(&f, x, 8, 0, 0); /* not by itself */
+    T_OK(megamoe_use_tuned(layer, ws, NULL, &found));
+    T_EQ_INT(found, 2); /* no kernel has tiles of 1000 tokens */
+    expect_plan(&f, x, 8, 16, 3);
+    expect_plan(&f, x, 7, 16, 3);
+    expect_plan(&f, x, 4, 0, 0);
+    expect_plan(&f, x, 21, 0, 0);
+    expect_plan(&f, x, 0, 0, 0);
+    megamoe_plan plan = MEGAMOE_INIT(megamoe_plan);
+    plan.lag = 7;
+    T_OK(megamoe_workspace_set_plan(ws, &plan));
+    expect_plan(&f, x, 8, 0, 7);
+    plan.lag = 0;
+    T_OK(megamoe_workspace_set_plan(ws, &plan));
+    expect_plan(&f, x, 8, 16, 3);
+
+    megamoe_tuned_options options = MEGAMOE_INIT(megamoe_tuned_options);
+    options.routing = "balanced";
+    T_OK(megamoe_use_tuned(layer, ws, &options, &found));
+    T_EQ_INT(found, 0);
+    expect_plan(&f, x, 8, 0, 0);
+    options.routing = "a name that is longer than all that a routing profile can be called";
+    T_STATUS(megamoe_use_tuned(layer, ws, &options, &found), MEGAMOE_EINVAL);
+    options.routing = NULL;
+    options.path = t_path("cache/plans.json");
+    T_OK(megamoe_use_tuned(layer, ws, &options, NULL));
+    expect_plan(&f, x, 8, 16, 3);
+    setenv("MEGAMOE_TUNED", "0", 1);
+    T_OK(megamoe_use_tuned(layer, ws, NULL, &found));
+    T_EQ_INT(found, 0);
+    expect_plan(&f, x, 8, 0, 0);
+    unsetenv("MEGAMOE_TUNED");
+
+    megamoe_plan candidates[4];
+    T_EQ_INT(megamoe_plan_candidates(layer, ws, 5, candidates, 4), 2);
+    T_CHECK(candidates[1].token_tile == 16 && candidates[1].lag == 5);
+    T_EQ_INT(megamoe_plan_candidates(layer, ws, 5, NULL, 0), 2);
+    T_EQ_INT(megamoe_plan_candidates(NULL, ws, 5, candidates, 4), 0);
+    T_STATUS(megamoe_use_tuned(NULL, ws, NULL, NULL), MEGAMOE_EINVAL);
+    T_STATUS(megamoe_use_tuned(layer, NULL, NULL, NULL), MEGAMOE_EINVAL);
+    T_STATUS(megamoe_tuned_key_of(layer, ws, NULL, NULL), MEGAMOE_EINVAL);
+    fleet_close(&f);
+    close_fixture(x);
+}
+
+T_CASE(folded_ranks_have_no_measured_plans) {
+    fixture *x = open_fixture(38);
+    setup s = on_cuda(x);
+    s.ranks = 2;
+    s.folded = true;
+    fleet f = fleet_open(&s);
+    int32_t found = -1;
+    megamoe_tuned_key key = MEGAMOE_INIT(megamoe_tuned_key);
+    T_OK(megamoe_use_tuned(f.rank[0].layer, f.rank[0].workspace, NULL, &found));
+    T_EQ_INT(found, 0);
+    T_STATUS(megamoe_tuned_key_of(f.rank[0].layer, f.rank[0].workspace, NULL, &key),
+             MEGAMOE_EUNSUPPORTED);
+    fleet_close(&f);
     close_fixture(x);
 }
 

@@ -255,6 +255,14 @@ FAKE(megamoe_status, mm_cuda_forward, const mm_cuda_call *calls, int32_t n,
     return MEGAMOE_OK;
 }
 
+FAKE(int32_t, mm_cuda_candidates, const mm_cuda_workspace *workspace, const mm_cuda_layer *layer,
+     int64_t tokens, megamoe_plan *plans, int32_t n) {
+    T_CHECK(workspace && layer);
+    for (int32_t i = 0; i < n && i < 2; i++)
+        plans[i] = (megamoe_plan){.token_tile = 8 << i, .lag = (int32_t)tokens};
+    return 2;
+}
+
 FAKE(bool, mm_cuda_workspace_found, mm_cuda_workspace *workspace, const char *cause,
      megamoe_workspace_detail *detail) {
     snprintf(workspace->cause, sizeof workspace->cause, "%s", cause);

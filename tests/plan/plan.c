@@ -76,3 +76,19 @@ T_CASE(fc2_follows_fc1_where_much_is_returned) {
     T_EQ_INT(mm_plan_lag(16, 24, 1e9), 1);
     T_EQ_INT(mm_plan_lag(1, 8192, 1e9), 1);
 }
+
+static void check_lags(int32_t teams, int32_t fc1_tiles, double token_tiles, int32_t n, int32_t a,
+                       int32_t b, int32_t c) {
+    int32_t lags[MM_PLAN_LAGS_MAX];
+    const int32_t expected[] = {a, b, c};
+    T_EQ_INT(mm_plan_lags(teams, fc1_tiles, token_tiles, lags), n);
+    T_EQ_INT(lags[n - 1], INT32_MAX);
+    T_EQ_MEM(lags, expected, (size_t)(n - 1) * sizeof *lags);
+}
+
+T_CASE(lags_that_are_worth_measuring) {
+    check_lags(132, 16, 1000, 4, 9, 13, 25); /* 8.25, 12.4 and 24.75 */
+    check_lags(132, 16, 25, 3, 9, 13, 0);    /* all token tiles: the same as INT32_MAX */
+    check_lags(132, 16, 0, 1, 0, 0, 0);
+    check_lags(1, 8192, 1000, 2, 1, 0, 0);
+}

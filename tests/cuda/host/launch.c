@@ -478,6 +478,34 @@ T_CASE(the_batch_chooses_the_tile_unless_told) {
     close_all(&f);
 }
 
+/* All of them are legal and different, and the first is what an untold forward does. */
+T_CASE(candidates_begin_with_the_built_in_choice) {
+    enum { MOST = 64 };
+    static fixture f;
+    const mm_forward_variant *widest = NULL;
+    const int32_t widths = count_widths(&widest);
+    open_all(&f, 1, MEGAMOE_FORMAT_MXFP4, MEGAMOE_SCALE_TOKEN);
+    T_OK(mm_cuda_commit_staged(f.workspaces[0], TOKENS, NULL));
+    megamoe_plan plans[MOST];
+    const int32_t n = mm_cuda_candidates(f.workspaces[0], &f.layers[0], TOKENS, plans, MOST);
+    T_REQUIRE(n >= widths && n <= MOST);
+    const mm_cuda_forward_args *args = &fake.last.forward;
+    T_OK(mm_cuda_forward(f.calls, 1, &chosen, NULL));
+    T_EQ_INT(plans[0].token_tile, 24);
+    T_EQ_INT(plans[0].lag, args->lag);
+    for (int32_t i = 0; i < n; i++) {
+        T_CHECK(plans[i].lag > 0 && mm_cuda_has_tile(&f.layers[0], plans[i].token_tile));
+        T_OK(mm_cuda_forward(f.calls, 1, &plans[i], NULL));
+        T_EQ_INT(args->lag, plans[i].lag);
+        for (int32_t j = 0; j < i; j++)
+            T_CHECK(plans[i].token_tile != plans[j].token_tile || plans[i].lag != plans[j].lag);
+    }
+    T_EQ_INT(mm_cuda_candidates(f.workspaces[0], &f.layers[0], TOKENS, plans, 1), n);
+    T_EQ_INT(mm_cuda_candidates(f.workspaces[0], &f.layers[0], TOKENS, NULL, 0), n);
+    T_CHECK(!mm_cuda_has_tile(&f.layers[0], 12));
+    close_all(&f);
+}
+
 T_CASE(prewarming_leaves_nothing_to_load) {
     static fixture f;
     open_all(&f, 1, MEGAMOE_FORMAT_MXFP4, MEGAMOE_SCALE_TOKEN);

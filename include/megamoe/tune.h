@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-enum { MEGAMOE_ROUTING_BYTES = 64 };
+enum { MEGAMOE_ROUTING_BYTES = 128 };
 
 /* What a plan was measured for: properties of device, layer and workspace, no names of models. */
 typedef struct megamoe_tuned_key {

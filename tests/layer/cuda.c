@@ -286,7 +286,9 @@ T_CASE(measured_plans_are_used) {
     T_OK(megamoe_use_tuned(layer, ws, &options, &found));
     T_EQ_INT(found, 0);
     expect_plan(&f, x, 8, 0, 0);
-    options.routing = "a name that is longer than all that a routing profile can be called";
+    char long_name[MEGAMOE_ROUTING_BYTES + 1] = {0};
+    memset(long_name, 'x', MEGAMOE_ROUTING_BYTES);
+    options.routing = long_name;
     T_STATUS(megamoe_use_tuned(layer, ws, &options, &found), MEGAMOE_EINVAL);
     options.routing = NULL;
     options.path = t_path("cache/plans.json");

@@ -5,6 +5,7 @@
 
 #include "base/view.h"
 #include "cuda/cubins.h"
+#include "cuda/tile_costs.h"
 #include "cuda/workspace.h"
 #include "plan/plan.h"
 
@@ -203,20 +204,25 @@ megamoe_status mm_cuda_prewarm(mm_cuda_workspace *workspace, const mm_cuda_layer
 
 /* ---- forward ---- */
 
-/*
- * What tiles cost, in microseconds for 32 experts of 4096 x 2048 on an H200 (docs/kernel-notes.md):
- * only their ratios matter.
- */
-static const double READING_COST = 97;
-
 static mm_plan_tile tile_of(const mm_forward_variant *variant) {
-    const double n = variant->tile_tokens;
-    double cost = 72 + 1.13 * n;
-    if (variant->format == MM_CUDA_NVFP4_EXACT)
-        cost = 110 + 2 * n;
-    else if (MM_CUDA_TEAMS(variant->format, variant->tile_tokens, variant->promote) == 2)
-        cost = 78 + 0.75 * n;
-    return (mm_plan_tile){variant->tile_tokens, cost};
+    static const struct {
+        mm_cuda_format format;
+        bool promote;
+        int32_t teams;
+        double base, of_token;
+    } costs[] = {
+#define X(format, promote, teams, base, of_token) {format, promote, teams, base, of_token},
+        MM_TILE_COSTS(X)
+#undef X
+    };
+    const int32_t teams = MM_CUDA_TEAMS(variant->format, variant->tile_tokens, variant->promote);
+    size_t i = 0; /* each kind of kernel has its row */
+    while (i + 1 < sizeof costs / sizeof *costs &&
+           (costs[i].format != variant->format || costs[i].promote != variant->promote ||
+            costs[i].teams != teams))
+        i++;
+    return (mm_plan_tile){variant->tile_tokens,
+                          costs[i].base + costs[i].of_token * variant->tile_tokens};
 }
 
 /* The widths of a layer's kernels, ascending. Returns how many. */
@@ -241,8 +247,9 @@ static megamoe_status choose(const mm_cuda_call *calls, int32_t n, const megamoe
     /* What other ranks have staged is not known here: as much as these. */
     const double routes =
         mm_plan_routes(tokens * ws->ranks / n, ws->shape.topk, ws->shape.physical_experts);
-    const int32_t tile = plan->token_tile ? plan->token_tile
-                                          : mm_plan_token_tile(tiles, count, READING_COST, routes);
+    const int32_t tile = plan->token_tile
+                             ? plan->token_tile
+                             : mm_plan_token_tile(tiles, count, MM_TILE_READING_COST, routes);
     *variant = mm_forward_variant_find(layer->layout.format, tile,
                                        layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE);
     if (!*variant)
@@ -441,7 +448,7 @@ int32_t mm_cuda_candidates(const mm_cuda_workspace *workspace, const mm_cuda_lay
     mm_plan_tile tiles[TILES_MAX] = {{0}};
     const int32_t count = tiles_of(layer, tiles);
     megamoe_plan built_in = MEGAMOE_INIT(megamoe_plan);
-    built_in.token_tile = mm_plan_token_tile(tiles, count, READING_COST, routes);
+    built_in.token_tile = mm_plan_token_tile(tiles, count, MM_TILE_READING_COST, routes);
     built_in.lag = mm_plan_lag(teams_of(ws, layer, built_in.token_tile), fc1_tiles,
                                returned_bytes(ws, tokens, 1));
     int32_t found = 0;

@@ -242,7 +242,10 @@ MEGAMOE_API MEGAMOE_CHECKED megamoe_status megamoe_forward(megamoe_layer *layer,
                                                            megamoe_workspace *workspace,
                                                            const megamoe_view *y, void *stream);
 
-/* How a CUDA device cuts up a forward. None of it shows in a result, only in time. */
+/*
+ * How a CUDA device cuts up a forward. None of it shows in a result, only in time; tune.h has plans
+ * that were measured.
+ */
 typedef struct megamoe_plan {
     size_t struct_size;
     int32_t token_tile; /* tokens of a tile, one of the widths compiled; 0: chosen for each batch */

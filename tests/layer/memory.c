@@ -443,3 +443,42 @@ T_CASE(running) {
     megamoe_router_close(router);
     close_fixture(x);
 }
+
+/* ---- Measured plans ---- */
+
+static void ignore_entry(void *user, const megamoe_tuned_key *key, const megamoe_tuned_plan *plans,
+                         int32_t n) {
+    (void)user;
+    (void)key;
+    (void)plans;
+    (void)n;
+}
+
+static bool of_two_ranks(void *user, const megamoe_tuned_key *key) {
+    (void)user;
+    return key->ranks == 2;
+}
+
+static megamoe_status keep_plans(void *argument) {
+    const char *path = argument;
+    megamoe_tuned_key key = MEGAMOE_INIT(megamoe_tuned_key);
+    key.format = MEGAMOE_FORMAT_MXFP4;
+    key.capacity = 8;
+    snprintf(key.library, sizeof key.library, "1.2.3");
+    snprintf(key.routing, sizeof key.routing, "random");
+    const megamoe_tuned_plan plans[] = {{1, 8, 1, 2, 1, 2}, {8, 16, 1, 2, 1, 2}};
+    megamoe_status status = MEGAMOE_OK;
+    for (key.ranks = 1; key.ranks <= 2 && status == MEGAMOE_OK; key.ranks++)
+        status = megamoe_tuned_store(path, &key, plans, 2);
+    if (status == MEGAMOE_OK)
+        status = megamoe_tuned_each(path, ignore_entry, NULL);
+    if (status == MEGAMOE_OK)
+        status = megamoe_tuned_forget(path, of_two_ranks, NULL, NULL);
+    return status;
+}
+
+T_CASE(keeping_plans) {
+    char path[4096];
+    path_in("plans", path);
+    run_out(&(task){.name = "keeping plans", .run = keep_plans, .argument = path});
+}

@@ -285,6 +285,7 @@ PROTOTYPES = {
     "megamoe_workspace_bytes": (c_uint64, [c_void_p]),
     "megamoe_workspace_part": (c_bool, [c_void_p, c_int32, POINTER(c_char_p), POINTER(c_uint64)]),
     "megamoe_prewarm": (_status, [c_void_p, c_void_p]),
+    "megamoe_use_tuned": (_status, [c_void_p, c_void_p, c_void_p, POINTER(c_int32)]),
     "megamoe_stage": (_status, [c_void_p, _view, _view, _view, c_int64, c_void_p]),
     "megamoe_workspace_get_views": (_status, [c_void_p, POINTER(WorkspaceViews)]),
     "megamoe_commit_staged": (_status, [c_void_p, c_int64, c_void_p]),

@@ -258,8 +258,10 @@ class Layer(Handle):
                             **options})
 
     def prewarm(self, workspace: Workspace) -> None:
-        """Makes the first forward cost what later ones do; on a GPU also allows graph capture."""
+        """Makes the first forward cost what later ones do; on a GPU also allows graph capture and
+        takes what `megamoe tune` has stored."""
         check(lib.megamoe_prewarm(self.pointer, workspace.pointer))
+        check(lib.megamoe_use_tuned(self.pointer, workspace.pointer, None, None))
 
     def receive_counts(self) -> np.ndarray:
         """Routes that this rank's physical experts have received from this layer since it was

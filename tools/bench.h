@@ -127,6 +127,11 @@ void bench_config_options(bench_config *config, option_spec options[BENCH_CONFIG
 /* The arms of b->request, and what they must agree in. */
 int bench_arms_read(bench *b);
 
+/* ---- bench_tokens.c ---- */
+
+/* Batch sizes of b->request and the capacity that holds them. */
+int bench_choose_tokens(bench *b);
+
 /* ---- bench_open.c ---- */
 
 /* Meets the other ranks and opens devices and layers, each once for all arms that share it. */

@@ -247,6 +247,11 @@ int bench_gpu_get_times(bench_gpu *m, megamoe_workspace_times *times) {
     return EXIT_DONE;
 }
 
+int bench_gpu_spoil_output(bench_gpu *m) {
+    TRY(gpu_use(m->g));
+    return gpu_fill(m->g, m->y, 0xFF, (size_t)m->options.tokens * row_bytes(m));
+}
+
 int bench_gpu_get_output(bench_gpu *m, uint16_t *y) {
     TRY(gpu_use(m->g));
     return gpu_download(m->g, y, m->y, (size_t)m->tokens * row_bytes(m));

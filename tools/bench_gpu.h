@@ -75,6 +75,9 @@ int bench_gpu_time(bench_gpu *m, bench_call call, int n, double *us, double *ske
 /* Where the time of the last forward went. */
 int bench_gpu_get_times(bench_gpu *m, megamoe_workspace_times *times);
 
+/* Fills the output with NaNs, so that a forward that left some of it as it is would be seen. */
+int bench_gpu_spoil_output(bench_gpu *m);
+
 /* The output of the last forward, BF16 [tokens of the batch, hidden], on the host. */
 int bench_gpu_get_output(bench_gpu *m, uint16_t *y);
 

@@ -13,6 +13,7 @@
     X(launch, "Start a program once for each rank on this machine.")                               \
     X(verify, "Compare the hashes of a prepared file with its bytes.")                             \
     X(bench, "Measure an expert layer beside the machine's ceilings.")                             \
+    X(tune, "Find the fastest plan of a GPU's forwards and keep it.")                              \
     X(compare, "Compare two results of bench.")                                                    \
     X(scenario, "Measure a stack of expert layers while requests arrive.")
 

@@ -2,6 +2,9 @@
 /*
  * A libcuda.so.1 for the tool's tests: one GPU whose memory is the host's, whose kernels do nothing
  * and where every event is 10 us after the last one. Large memory is reserved and not filled.
+ *
+ *   FAKE_CUDA_FAST_LAG=N    5 us while the last forward has FC2 follow FC1 by N token tiles
+ *   FAKE_CUDA_WRONG_LAG=N   such a forward writes into its output
  */
 #define _GNU_SOURCE
 #include <stdbool.h>
@@ -12,6 +15,7 @@
 #include <unistd.h>
 
 #include "cuda/driver.h"
+#include "cuda/kernels/abi.h"
 
 #define X(name, symbol, arguments) CUresult name arguments __asm__(symbol);
 MM_CUDA_FUNCTIONS(X)
@@ -25,7 +29,7 @@ enum { MOST_FILLED = 64 << 20, MAX_MAPPINGS = 256 };
 
 static _Thread_local CUcontext current;
 static bool capturing;
-static int events;
+static int events, pace_us = 10; /* the events' clock, and how fast it goes */
 
 /* What handles are, but those of events. */
 static char handle;
@@ -121,9 +125,20 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     return CUDA_SUCCESS;
 }
 
-/* Without a context nothing may be launched. */
+static bool is_lag(const char *variable, const mm_cuda_forward_args *args) {
+    const char *lag = getenv(variable);
+    return lag && strtol(lag, NULL, 10) == args->lag;
+}
+
+/* Without a context nothing may be launched. Forwards alone are cooperative launches. */
 CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments,
                           void **extra) {
+    if (config && config->numAttrs) {
+        const mm_cuda_forward_args *args = arguments[0];
+        pace_us = is_lag("FAKE_CUDA_FAST_LAG", args) ? 5 : 10;
+        if (is_lag("FAKE_CUDA_WRONG_LAG", args))
+            *(char *)args->rank[0].y = 0;
+    }
     return current ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -272,7 +287,7 @@ static int *number_of(CUevent event) {
 }
 
 DOES(cuEventDestroy, (CUevent event), free(event))
-DOES(cuEventRecord, (CUevent event, CUstream stream), *number_of(event) = ++events)
+DOES(cuEventRecord, (CUevent event, CUstream stream), *number_of(event) = (events += pace_us))
 DOES(cuEventElapsedTime, (float *milliseconds, CUevent start, CUevent end),
-     *milliseconds = 0.01F * (float)(*number_of(end) - *number_of(start)))
+     *milliseconds = 0.001F * (float)(*number_of(end) - *number_of(start)))
 /* NOLINTEND(misc-unused-parameters) */

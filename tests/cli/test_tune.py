@@ -3,6 +3,8 @@
 nothing. That plans are measured well is for a GPU."""
 import json
 import os
+import subprocess
+import sys
 import unittest
 
 from tool import TOOL, Case
@@ -176,6 +178,14 @@ class Measuring(Tune):
                          env={**self.env, "FAKE_CUDA_FAST_LAG": "17"})
         for part in ["taken", "100.00%", "Fake H200"]:
             self.assertIn(part, text)
+        os.mkdir(self.path("results"))
+        with open(self.path("results/flash.json"), "w") as file:
+            json.dump(done, file)
+        report = subprocess.run(
+            [sys.executable, os.path.join(os.environ["MEGAMOE_SOURCE"], "bench/report_tune.py"),
+             self.path("results")], capture_output=True, text=True)
+        self.assertEqual((report.returncode, report.stderr), (0, ""))
+        self.assertIn("| 64 | 24, all | 10.0 | 8, 17 | 5.0 | 100.0 % |", report.stdout)
 
     def test_a_plan_of_other_bits_is_an_error(self):
         done = self.fails_after("--tokens", "64", "--json", FAKE_CUDA_WRONG_LAG="17",

@@ -61,24 +61,24 @@ static int finish(const tune *t) {
     return check_same(t);
 }
 
-static int execute(tune *t, const char *routing) {
+static int execute(tune *t) {
     bench *b = t->b;
     TRY(bench_open(b));
     t->key = (megamoe_tuned_key)MEGAMOE_INIT(megamoe_tuned_key);
     TRY_LIBRARY(megamoe_tuned_key_of(b->arms[0].layer.layer, bench_gpu_workspace(b->arms[0].gpu),
-                                     routing, &t->key));
+                                     b->routing.name, &t->key));
     TRY(tune_measure(t));
     return finish(t);
 }
 
-static int measure(tune *t, const char *routing) {
+static int measure(tune *t) {
     bench *b = t->b;
     if (!ranks_on_gpu(b->request->base.device))
         return report_error("tune: a forward on the CPU has no plan to choose; --device is cuda or "
                             "cuda:N");
     TRY(bench_arms_read(b));
     TRY(bench_choose_tokens(b));
-    const int code = execute(t, routing);
+    const int code = execute(t);
     if (code != EXIT_DONE && b->ranks > 1)
         megamoe_comm_abort(b->comm);
     bench_close(b);
@@ -150,6 +150,7 @@ int cmd_tune(int argc, char **argv) {
         {"accumulate", OPTION_CHOICE, &base->accumulate, "mma|promote",
          "sums over all of K, or over 128 each (mma)", 0, 0},
         {"tokens", OPTION_TEXT, &request.tokens, "LIST|curve", "batch sizes (1 to 8192)", 0, 0},
+        OPTION_ROUTING(&routing),
         {"capacity", OPTION_INTEGER, &request.capacity, "N", "of the workspace (8192)", 1,
          BENCH_MAX_TOKENS},
         {"rounds", OPTION_INTEGER, &request.rounds, "N",
@@ -176,6 +177,8 @@ int cmd_tune(int argc, char **argv) {
     if (!options_parse(&syntax, argc, argv, arguments, &code))
         return code;
     request.path = arguments[0];
+    if (routing != NULL)
+        request.routing = routing;
     TRY(check(&request, show, forget));
     tune *t = NULL;
     code = open_tune(&t);
@@ -187,7 +190,7 @@ int cmd_tune(int argc, char **argv) {
         t->json = request.json;
         t->dry_run = request.dry_run;
         bench_record(t->b, argc, argv);
-        code = show || forget ? look_into_file(t, routing, forget) : measure(t, routing);
+        code = show || forget ? look_into_file(t, routing, forget) : measure(t);
     }
     close_tune(t);
     return code;

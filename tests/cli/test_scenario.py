@@ -154,7 +154,8 @@ class Scenario(Case):
         for name in ["qwen3-30b-mxfp4", "scenarios/flash-decode"]:
             with open(self.path(name + ".json")) as file:
                 self.assertEqual(json.load(file)["format"], "mxfp4")
-        self.assertEqual(sorted(os.listdir(self.directory)), ["qwen3-30b-mxfp4.json", "scenarios"])
+        self.assertEqual(sorted(os.listdir(self.directory)),
+                         ["qwen3-30b-mxfp4.json", "scenarios", "tune"])
         for arguments, device, code in [(["nothing"], "cuda", 2), (["flash-mxfp4$"], "cuda:7", 1)]:
             done = subprocess.run([run, self.directory, *arguments], capture_output=True,
                                   env={**env, "MEGAMOE_DEVICE": device})

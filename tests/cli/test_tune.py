@@ -173,6 +173,11 @@ class Measuring(Tune):
                          [(1, 0), (64, 0), (8192, 0)])
         self.tune("--tokens", 64, "--format", "nvfp4", "--nvfp4", "folded", "--accumulate",
                   "promote", "--input-scale", "block")
+        self.tune("--tokens", 64, "--routing", "zipf")
+        self.assertEqual(self.read()[2]["key"]["routing"], "zipf:1")
+        self.assertEqual(len(self.good_json("tune", "--show", "--routing", "zipf:1",
+                                            env=self.env)["entries"]), 1)
+        self.fails(2, ["routing"], "tune", "--routing", "nowhere", env=self.env)
         key = self.read()[1]["key"]
         self.assertEqual((key["format"], key["nvfp4"], key["accumulate"], key["input_scale"]),
                          ("nvfp4", "folded", "promote", "block"))

@@ -335,7 +335,7 @@ static json_t *describe(const bench *b, const char *command) {
     }
     return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:o}", "date",
                      date, "version", megamoe_version(), "command", command, "model", b->info.model,
-                     "driver", b->facts.driver, "geometry", b->o.geometry, "hidden",
+                     "driver", b->facts.nvml.driver, "geometry", b->o.geometry, "hidden",
                      (int)b->desc.hidden, "intermediate", (int)b->desc.intermediate, "experts",
                      (int)b->desc.experts, "topk", (int)b->desc.topk, "multiprocessors",
                      (int)b->info.multiprocessors, "rounds", (json_int_t)b->o.rounds, "creation",

@@ -32,6 +32,8 @@ static int store(const tune *t) {
         plan->gain = p->gain.median;
     }
     TRY_LIBRARY(megamoe_tuned_store(t->path, &t->key, plans, n));
+    if (!t->json)
+        report_line("stored", "%s", t->path);
     return EXIT_DONE;
 }
 
@@ -92,6 +94,15 @@ static int open_tune(tune **t) {
     if (*t != NULL)
         (*t)->b = calloc(1, sizeof *(*t)->b);
     return *t != NULL && (*t)->b != NULL ? EXIT_DONE : report_error("out of memory");
+}
+
+/* Before anything is measured: it would be lost without a place. */
+static int choose_path(const char *file, tune *t) {
+    if (file == NULL)
+        TRY_LIBRARY(megamoe_tuned_path(t->path, sizeof t->path));
+    else if (snprintf(t->path, sizeof t->path, "%s", file) >= TUNE_PATH_BYTES)
+        return report_error("--cache %s: longer than %d bytes", file, TUNE_PATH_BYTES - 1);
+    return EXIT_DONE;
 }
 
 static void close_tune(tune *t) {
@@ -184,14 +195,16 @@ int cmd_tune(int argc, char **argv) {
     code = open_tune(&t);
     if (code == EXIT_DONE) {
         t->b->request = &request;
+        t->b->ranks = 1;
         t->rounds = request.rounds;
         t->iterations = request.iterations;
-        t->path = file;
         t->json = request.json;
         t->dry_run = request.dry_run;
         bench_record(t->b, argc, argv);
-        code = show || forget ? look_into_file(t, routing, forget) : measure(t);
+        code = choose_path(file, t);
     }
+    if (code == EXIT_DONE)
+        code = show || forget ? look_into_file(t, routing, forget) : measure(t);
     close_tune(t);
     return code;
 }

@@ -12,7 +12,7 @@
 #include "bench.h"
 #include "statistics.h"
 
-enum { TUNE_MAX_CANDIDATES = 128 };
+enum { TUNE_MAX_CANDIDATES = 128, TUNE_PATH_BYTES = 4096 };
 
 typedef struct tune_candidate {
     megamoe_plan plan;
@@ -37,7 +37,7 @@ typedef struct tune_point {
 typedef struct tune {
     bench *b; /* with one arm, whose layer and workspace are tuned */
     int64_t rounds, iterations;
-    const char *path; /* of the file of plans; NULL: the library's */
+    char path[TUNE_PATH_BYTES]; /* of the file of plans */
     bool json, dry_run;
     megamoe_tuned_key key;
     tune_point points[BENCH_MAX_POINTS];

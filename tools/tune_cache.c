@@ -6,8 +6,6 @@
 
 #include "tune.h"
 
-enum { PATH_BYTES = 4096 };
-
 static const char *const nvfp4_words[] = {"exact", "folded"};
 static const char *const accumulate_words[] = {"mma", "promote"};
 static const char *const scale_words[] = {"token", "block", "block_f32"};
@@ -98,17 +96,7 @@ static void list_entry(void *user, const megamoe_tuned_key *key, const megamoe_t
                           json_pack("{s:o, s:o}", "key", tune_key_json(key), "plans", array));
 }
 
-/* `path`, or where the library has its file. */
-static int resolve(const char *path, char room[PATH_BYTES], const char **resolved) {
-    *resolved = path != NULL ? path : room;
-    if (path == NULL)
-        TRY_LIBRARY(megamoe_tuned_path(room, PATH_BYTES));
-    return EXIT_DONE;
-}
-
 int tune_show(const char *path, const tune_filter *filter, bool json) {
-    char room[PATH_BYTES];
-    TRY(resolve(path, room, &path));
     listing l = {.filter = filter, .entries = json ? json_array() : NULL};
     if (!json)
         report_line("plans", "%s", path);
@@ -127,8 +115,6 @@ static bool is_unwanted(void *user, const megamoe_tuned_key *key) {
 }
 
 int tune_forget(const char *path, const tune_filter *filter, bool json) {
-    char room[PATH_BYTES];
-    TRY(resolve(path, room, &path));
     tune_filter copy = *filter;
     const bool all = filter->geometry == NULL && filter->format == 0 && filter->capacity == 0 &&
                      filter->routing == NULL;

@@ -97,6 +97,10 @@ class File(Tune):
         self.assertIn("none", done.stdout)
         self.assertIn("line 1", done.stderr)
 
+    def test_no_place(self):
+        nowhere = {"MEGAMOE_CACHE_DIR": "", "XDG_CACHE_HOME": "", "HOME": ""}
+        self.fails(2, ["MEGAMOE_CACHE_DIR"], "tune", "--show", env=nowhere)
+
     def test_usage(self):
         self.fails(2, ["--show", "--forget"], "tune", "--show", "--forget")
         self.fails(2, ["--geometry"], "tune", "--show", "--model", "qwen3-30b-a3b")
@@ -183,7 +187,7 @@ class Measuring(Tune):
                          ("nvfp4", "folded", "promote", "block"))
         text = self.good(*self.FAST, "--tokens", 64,
                          env={**self.env, "FAKE_CUDA_FAST_LAG": "17"})
-        for part in ["taken", "100.00%", "Fake H200"]:
+        for part in ["taken", "100.00%", "Fake H200", self.file]:
             self.assertIn(part, text)
         os.mkdir(self.path("results"))
         with open(self.path("results/flash.json"), "w") as file:

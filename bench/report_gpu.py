@@ -92,6 +92,13 @@ def ranks_of(name, run, alone):
             f"{t[k]:.1f}" for k in ("begin", "dispatch", "fc1", "fc2", "combine", "idle")) + " |")
 
 
+def pictures_of(folder):
+    """Those that bench/pages.sh has drawn of this folder."""
+    images = pathlib.Path(__file__).parent.parent / "docs" / "images"
+    for picture in sorted(images.glob(f"{folder.name}-*.svg")):
+        print(f"\n![{picture.stem}](../../../docs/images/{picture.name})")
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__.strip())
@@ -117,6 +124,7 @@ def main():
                 table_of(name, arm)
             if "ratios" in run:
                 ratios_of(run)
+    pictures_of(pathlib.Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

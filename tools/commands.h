@@ -15,7 +15,8 @@
     X(bench, "Measure an expert layer beside the machine's ceilings.")                             \
     X(tune, "Find the fastest plan of a GPU's forwards and keep it.")                              \
     X(compare, "Compare two results of bench.")                                                    \
-    X(scenario, "Measure a stack of expert layers while requests arrive.")
+    X(scenario, "Measure a stack of expert layers while requests arrive.")                         \
+    X(plot, "Draw what bench and trace have measured.")
 
 #define X(name, summary) int cmd_##name(int argc, char **argv);
 COMMAND_LIST(X)

@@ -55,7 +55,7 @@ typedef struct command_syntax {
 #define OPTION_ACTIVATIONS(target)                                                                 \
     { "activations", OPTION_CHOICE, target, "e4m3|int8", "CPU: int8 is faster (e4m3)", 0, 0 }
 
-enum { OPTION_MAX_ARGUMENTS = 4 };
+enum { OPTION_MAX_ARGUMENTS = 12 };
 
 /*
  * Parses argv[1..]; arguments that are no options go to `arguments`, the rest of which is NULL.

@@ -1,0 +1,37 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Writes what is shown of bench/results/: its tables of GPUs, and the pictures of docs/images.
+# pages.sh [TOOL]; TOOL is the megamoe command, by default that of the release build.
+set -eu
+cd "$(dirname "$0")/.."
+tool=${1:-build/release/tools/megamoe}
+results=bench/results
+mkdir -p docs/images
+
+# picture NAME KIND FILE...: with the licence in its second line, and a line for each group.
+picture() {
+    out=docs/images/$1.svg
+    kind=$2
+    shift 2
+    "$tool" plot "$@" --kind "$kind" --out "$out.new.svg"
+    {
+        head -n 1 "$out.new.svg"
+        echo '<!-- SPDX-License-Identifier: Apache-2.0 -->'
+        tail -n +2 "$out.new.svg" | tr -s ' \t\n' ' ' | sed 's/> *<g /> \n<g /g; s/ *$/\n/' | sed 's/ *$//'
+    } >"$out"
+    rm "$out.new.svg"
+}
+
+for shape in flash pro; do
+    set -- "$results/h200/$shape"-mxfp4.json
+    for form in mxfp4-block nvfp4-exact nvfp4-folded; do
+        [ ! -e "$results/h200/$shape-$form.json" ] || set -- "$@" "$results/h200/$shape-$form.json"
+    done
+    for kind in latency roofline ratio; do
+        picture "h200-$shape-$kind" "$kind" "$@"
+    done
+done
+for folder in h200 h200-x2; do
+    bench/report_gpu.py "$results/$folder" >"$results/$folder/README.md.new"
+    mv "$results/$folder/README.md.new" "$results/$folder/README.md"
+done

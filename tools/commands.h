@@ -16,6 +16,7 @@
     X(tune, "Find the fastest plan of a GPU's forwards and keep it.")                              \
     X(compare, "Compare two results of bench.")                                                    \
     X(scenario, "Measure a stack of expert layers while requests arrive.")                         \
+    X(trace, "Record what the threads of one forward did when.")                                   \
     X(plot, "Draw what bench and trace have measured.")
 
 #define X(name, summary) int cmd_##name(int argc, char **argv);

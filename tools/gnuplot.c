@@ -3,14 +3,13 @@
 #include "gnuplot.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <spawn.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "output.h"
 #include "report.h"
 
 /* Its files have no names, so nothing stays behind however this process ends. */
@@ -68,31 +67,10 @@ static int run(FILE *script, int picture, const char *out) {
     return code;
 }
 
-static int draw_into(FILE *script, int picture, const char *temporary, const char *out) {
-    TRY(run(script, picture, out));
-    const mode_t mask = umask(0);
-    umask(mask);
-    if (fchmod(picture, 0666 & ~mask) != 0 || fsync(picture) != 0 || rename(temporary, out) != 0)
-        return report_error("%s: cannot be written: %s", out, strerror(errno));
-    return EXIT_DONE;
-}
-
 int gnuplot_draw(FILE *script, const char *out) {
-    char *temporary = NULL;
     if (fflush(script) != 0 || lseek(fileno(script), 0, SEEK_SET) != 0)
         return report_error("plot: the script cannot be written: %s", strerror(errno));
-    if (asprintf(&temporary, "%s.tmp-XXXXXX", out) < 0)
-        return report_error("out of memory");
-    int code;
-    const int picture = mkostemp(temporary, O_CLOEXEC);
-    if (picture < 0) {
-        code = report_error("%s: cannot be written: %s", out, strerror(errno));
-    } else {
-        code = draw_into(script, picture, temporary, out);
-        if (code != EXIT_DONE)
-            unlink(temporary);
-        close(picture);
-    }
-    free(temporary);
-    return code;
+    output o;
+    TRY(output_open(out, &o));
+    return output_close(&o, run(script, fileno(o.file), out));
 }

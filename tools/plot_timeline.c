@@ -25,6 +25,8 @@ static const struct {
 #undef X
 };
 
+enum { APART = 1000 /* spans */ };
+
 enum { CATEGORY_COUNT = sizeof categories / sizeof *categories, NONE = -1 };
 
 typedef struct span {
@@ -156,7 +158,10 @@ static void write_axes(const timeline *t, const json_t *json, FILE *script) {
             end > 0 ? end * 1.01 : 1, t->rows - 1);
     plot_quote(script, t->several ? "" : worker != NULL ? worker : "worker");
     fprintf(script, "\nset tics out nomirror\nset grid noytics\nset key outside top center "
-                    "horizontal\nset style fill solid 1 noborder\n");
+                    "horizontal\n");
+    /* Few tiles are kept apart. */
+    fprintf(script, "set style fill solid 1 %s\n",
+            t->n <= APART ? "border lc rgb '#ffffff'" : "noborder");
     if (t->several)
         write_ranks(t, script);
     else if (t->rows <= 16)
@@ -178,7 +183,8 @@ int plot_timeline(const plot_file *file, FILE *script) {
                 any = t.spans[k].category == i;
             if (!any)
                 continue;
-            fprintf(script, "%s $spans%d using 1:2:3:4:5:6 with boxxyerror lc rgb '%s' title '%s'",
+            fprintf(script,
+                    "%s $spans%d using 1:2:3:4:5:6 with boxxyerror lw 0.4 lc rgb '%s' title '%s'",
                     comma, i, categories[i].colour, categories[i].title);
             comma = ",";
         }

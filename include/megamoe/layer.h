@@ -154,6 +154,11 @@ typedef struct megamoe_capacity {
      */
     int64_t pool_rows;
     int32_t deadline_ms; /* of waits between ranks inside a forward; 0: 30000 */
+    /*
+     * For trace.h, at most 65536: spans kept of each thread of a CPU, tiles kept of each team of a
+     * CUDA thread block, of which there are at most two. 0: no trace is kept.
+     */
+    int64_t trace;
 } megamoe_capacity;
 
 /*

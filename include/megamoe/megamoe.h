@@ -12,6 +12,7 @@
 #include "reference.h"
 #include "router.h"
 #include "status.h"
+#include "trace.h"
 #include "tune.h"
 #include "types.h"
 #include "version.h"

@@ -160,7 +160,7 @@ class Shape(Sized):
 
 class Capacity(Sized):
     _fields_ = [("struct_size", c_size_t), ("tokens", c_int64), ("pool_rows", c_int64),
-                ("deadline_ms", c_int32)]
+                ("deadline_ms", c_int32), ("trace", c_int64)]
 
 
 class WorkspaceViews(Sized):

@@ -7,6 +7,7 @@
 #include "base/view.h"
 #include "cpu/operation.h"
 #include "cpu/scratch.h"
+#include "cpu/trace.h"
 #include "num/exp.h"
 #include "num/input.h"
 
@@ -20,6 +21,7 @@ struct work {
 /* ---- publish, agree ---- */
 
 void mm_cpu_publish(mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
+    mm_cpu_trace_begin(ws);
     const mm_placement *placement = layer->placement;
     const mm_cpu_window *own = ws->own;
     const uint64_t parity = ++ws->epoch & 1;
@@ -190,12 +192,14 @@ static void pull_token(const struct work *work, const mm_panel *panel, int32_t c
 
 static void run_dispatch(void *argument, int32_t thread, int32_t threads) {
     const struct work *work = argument;
+    const int64_t begin = mm_cpu_trace_now(work->ws);
     int32_t task;
     while ((task = mm_ranges_take(work->ws->ranges, thread, threads)) >= 0) {
         const mm_panel *panel = &work->ws->panels[task];
         for (int32_t column = 0; column < panel->tokens; column++)
             pull_token(work, panel, column);
     }
+    mm_cpu_trace_add(work->ws, thread, begin, MEGAMOE_SPAN_DISPATCH, NULL);
 }
 
 /* ---- compute: tasks and products ---- */
@@ -374,8 +378,11 @@ static void run_fc1(void *argument, int32_t thread, int32_t threads) {
     const struct sweep sweep = {layout->fc1_tile_bytes, layout->hidden_k, ws->fc1_panels,
                                 ws->fc1_chunk_scale};
     int32_t task;
-    while ((task = mm_ranges_take(ws->ranges, thread, threads)) >= 0)
+    while ((task = mm_ranges_take(ws->ranges, thread, threads)) >= 0) {
+        const int64_t begin = mm_cpu_trace_now(ws);
         run_fc1_task(work, &sweep, &ws->tasks[task], &ws->scratch[thread]);
+        mm_cpu_trace_add(ws, thread, begin, MEGAMOE_SPAN_FC1, &ws->tasks[task]);
+    }
 }
 
 /* ---- compute: FC2 ---- */
@@ -435,8 +442,11 @@ static void run_fc2(void *argument, int32_t thread, int32_t threads) {
     const struct sweep sweep = {layout->fc2_tile_bytes, layout->intermediate_k, ws->fc2_panels,
                                 ws->fc2_chunk_scale};
     int32_t task;
-    while ((task = mm_ranges_take(ws->ranges, thread, threads)) >= 0)
+    while ((task = mm_ranges_take(ws->ranges, thread, threads)) >= 0) {
+        const int64_t begin = mm_cpu_trace_now(ws);
         run_fc2_task(work, &sweep, &ws->tasks[task], &ws->scratch[thread]);
+        mm_cpu_trace_add(ws, thread, begin, MEGAMOE_SPAN_FC2, &ws->tasks[task]);
+    }
 }
 
 /* ---- compute, combine ---- */
@@ -451,6 +461,8 @@ void mm_cpu_compute(mm_cpu_workspace *ws, const mm_cpu_layer *layer) {
     struct work work = {.ws = ws, .layer = layer};
     const mm_cpu_layout *layout = &layer->layout;
     gather_routes(ws, layer);
+    if (ws->trace)
+        mm_cpu_trace_add(ws, 0, ws->trace->begun_ns, MEGAMOE_SPAN_COUNT, NULL);
     if (ws->received) {
         run_tasks(&work, run_dispatch, ws->n_panels);
         run_tasks(&work, run_fc1, list_tasks(ws, mm_fc1_units(layout->fc1_tiles)));
@@ -463,6 +475,7 @@ static void run_combine(void *argument, int32_t thread, int32_t threads) {
     const struct work *work = argument;
     mm_cpu_workspace *ws = work->ws;
     const int32_t topk = ws->shape.topk;
+    const int64_t begin = mm_cpu_trace_now(ws);
     int32_t t;
     while ((t = mm_ranges_take(ws->ranges, thread, threads)) >= 0) {
         const uint16_t *routes[MM_MAX_TOPK];
@@ -473,6 +486,7 @@ static void run_combine(void *argument, int32_t thread, int32_t threads) {
         ws->device->kernels->combine(routes, n, ws->shape.hidden,
                                      mm_view_row(work->y, t, ws->shape.hidden));
     }
+    mm_cpu_trace_add(ws, thread, begin, MEGAMOE_SPAN_COMBINE, NULL);
 }
 
 void mm_cpu_combine(mm_cpu_workspace *ws, const megamoe_view *y) {

@@ -135,6 +135,7 @@ typedef struct mm_cpu_workspace {
     struct mm_scratch *scratch; /* [threads] */
     struct mm_range *ranges;    /* [threads] */
 
+    struct mm_cpu_trace *trace;   /* NULL: none is kept */
     struct mm_cpu_mirror *mirror; /* of ranks without memory in common; else NULL */
     size_t reserved_bytes;        /* the window included */
     struct mm_reservation *reservations;

@@ -5,6 +5,7 @@
 #include "cpu/mirror.h"
 #include "cpu/operation.h"
 #include "cpu/scratch.h"
+#include "cpu/trace.h"
 
 /* X(name, what it is for) */
 #define PARTS(X)                                                                                   \
@@ -158,12 +159,24 @@ static bool reserve_mirror(mm_cpu_workspace *ws) {
     return complete;
 }
 
+static bool reserve_trace(mm_cpu_workspace *ws, int32_t threads) {
+    struct mm_cpu_trace *trace = ws->trace = mm_alloc(sizeof *trace);
+    if (!trace)
+        return false;
+    trace->threads = threads;
+    trace->room = ws->capacity.trace;
+    trace->spans = reserve(ws, PART_WORK, threads, trace->room, sizeof *trace->spans);
+    trace->of = reserve(ws, PART_WORK, threads, 1, sizeof *trace->of);
+    return trace->spans && trace->of;
+}
+
 static bool reserve_all(mm_cpu_workspace *ws) {
     const int32_t threads = mm_pool_threads(ws->device->pool);
     ws->windows = mm_alloc((size_t)ws->ranks * sizeof *ws->windows);
     ws->scratch = reserve(ws, PART_WORK, threads, 1, sizeof(struct mm_scratch));
     ws->ranges = reserve(ws, PART_WORK, threads, 1, sizeof(struct mm_range));
-    return ws->windows && ws->scratch && ws->ranges && reserve_pool(ws);
+    return ws->windows && ws->scratch && ws->ranges && reserve_pool(ws) &&
+           (!ws->capacity.trace || reserve_trace(ws, threads));
 }
 
 megamoe_status mm_cpu_workspace_open(const megamoe_shape *shape, const megamoe_capacity *capacity,
@@ -240,6 +253,7 @@ void mm_cpu_workspace_close(mm_cpu_workspace *workspace) {
         r = next;
     }
     mm_symmetric_close(&workspace->memory);
+    free(workspace->trace);
     free(workspace->mirror);
     free(workspace->windows);
     free(workspace);

@@ -77,6 +77,11 @@ static void place_local(mm_cuda_buffers *b, const megamoe_shape *shape,
         append(b, &end, MM_CUDA_PART_FC2_POOL, b->rows * b->intermediate_chunks, MM_CUDA_CHUNK_K);
     l->hidden_scales =
         append(b, &end, MM_CUDA_PART_FC2_POOL, b->rows * b->intermediate_chunks, sizeof(uint8_t));
+    const int64_t blocks = capacity->trace ? MM_CUDA_BLOCKS_MAX : 0;
+    l->traced_blocks = append(b, &end, MM_CUDA_PART_TRACE, blocks, sizeof(mm_cuda_traced_block));
+    l->traced_tiles =
+        append(b, &end, MM_CUDA_PART_TRACE, blocks * MM_CUDA_TRACED_TEAMS * capacity->trace,
+               sizeof(mm_cuda_traced_tile));
     l->bytes = end;
 }
 

@@ -16,6 +16,7 @@ typedef struct mm_cuda_local {
     uint64_t order;
     uint64_t dispatched, fc1_done, fc2_done, received, times;
     uint64_t hidden_codes, hidden_scales;
+    uint64_t traced_blocks, traced_tiles; /* 0 without capacity.trace */
     uint64_t bytes;
 } mm_cuda_local;
 
@@ -27,7 +28,8 @@ typedef struct mm_cuda_local {
     X(BATCH, "the staged batch: codes, scales, expert ids and routing weights")                    \
     X(VIEWS, "codes in natural order, for a caller that quantizes by itself")                      \
     X(DISPATCH, "the order in which this rank sends its routes")                                   \
-    X(WORDS, "flags and counters of tokens, tiles, experts and ranks")
+    X(WORDS, "flags and counters of tokens, tiles, experts and ranks")                             \
+    X(TRACE, "when the thread blocks did what")
 
 enum {
 #define X(name, what) MM_CUDA_PART_##name,

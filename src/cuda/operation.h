@@ -13,6 +13,7 @@
 #include "cuda/kernels/abi.h"
 #include "cuda/shared.h"
 #include "megamoe/layer.h"
+#include "megamoe/trace.h"
 #include "plan/placement.h"
 #include "weights/cuda_layout.h"
 
@@ -175,5 +176,10 @@ MEGAMOE_CHECKED megamoe_status mm_cuda_workspace_receive_counts(const mm_cuda_wo
 /* Where the time of the last forward went; struct_size is the caller's. Waits for the device. */
 MEGAMOE_CHECKED megamoe_status mm_cuda_workspace_times(const mm_cuda_workspace *workspace,
                                                        megamoe_workspace_times *times);
+
+/* As megamoe_workspace_get_trace has it, of a workspace that keeps one. Waits for the device. */
+MEGAMOE_CHECKED megamoe_status mm_cuda_workspace_trace(const mm_cuda_workspace *workspace,
+                                                       megamoe_span *spans, int64_t n,
+                                                       int64_t *count, int64_t *dropped);
 
 #endif

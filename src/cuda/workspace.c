@@ -173,7 +173,8 @@ uint64_t mm_cuda_workspace_bytes(const mm_cuda_workspace *workspace) {
 
 bool mm_cuda_workspace_part(const mm_cuda_workspace *workspace, int32_t index, const char **what,
                             uint64_t *bytes) {
-    if (index < 0 || index >= MM_CUDA_PART_COUNT)
+    /* The last part is there only where it is used. */
+    if (index < 0 || index >= (workspace->capacity.trace ? MM_CUDA_PART_COUNT : MM_CUDA_PART_TRACE))
         return false;
     *what = workspace->buffers.parts[index].what;
     *bytes = workspace->buffers.parts[index].bytes;

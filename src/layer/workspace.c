@@ -14,7 +14,8 @@ enum {
     MAX_EXPERTS = 65536,
     MAX_TOKENS = 1 << 24,
     CUDA_MAX_TOPK = 16,
-    DEFAULT_DEADLINE_MS = 30000
+    DEFAULT_DEADLINE_MS = 30000,
+    MAX_TRACE = 65536
 };
 
 static megamoe_status check_range(const char *name, int64_t value, int64_t least, int64_t most) {
@@ -84,7 +85,8 @@ static megamoe_status complete(megamoe_shape *shape, megamoe_capacity *capacity,
     MM_TRY(check_range("capacity.pool_rows", capacity->pool_rows, 1, INT32_MAX));
     if (!capacity->deadline_ms)
         capacity->deadline_ms = DEFAULT_DEADLINE_MS;
-    return check_range("capacity.deadline_ms", capacity->deadline_ms, 1, INT32_MAX);
+    MM_TRY(check_range("capacity.deadline_ms", capacity->deadline_ms, 1, INT32_MAX));
+    return check_range("capacity.trace", capacity->trace, 0, MAX_TRACE);
 }
 
 /* What a rank brings to the collective creation. */

@@ -10,7 +10,7 @@ import unittest
 from tool import TOOL, Case
 
 COMMANDS = ["info", "synth", "inspect", "prepare", "convert", "run", "launch", "verify",
-            "bench", "compare", "scenario", "tune", "plot"]
+            "bench", "compare", "scenario", "tune", "trace", "plot"]
 SOURCE = os.environ["MEGAMOE_SOURCE"]
 
 

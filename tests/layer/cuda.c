@@ -380,6 +380,14 @@ T_CASE(calls_reach_the_device) {
     T_EQ_F64(times.total_us, 7);
     T_STATUS(megamoe_workspace_get_times(ws, NULL), MEGAMOE_EINVAL);
     T_STATUS(megamoe_workspace_get_times(NULL, &times), MEGAMOE_EINVAL);
+    megamoe_span span;
+    int64_t spans, dropped;
+    T_STATUS(megamoe_workspace_get_trace(ws, &span, 1, &spans, &dropped), MEGAMOE_ESTATE);
+    ws->capacity.trace = 1;
+    T_OK(megamoe_workspace_get_trace(ws, &span, 1, &spans, &dropped));
+    T_EQ_INT(spans, 1);
+    T_EQ_INT(dropped, 7);
+    T_EQ_INT(span.expert, -1);
     megamoe_workspace_detail d = MEGAMOE_INIT(megamoe_workspace_detail);
     T_OK(megamoe_workspace_status(ws, &d));
     T_EQ_INT((int64_t)d.epoch, 2);

@@ -284,6 +284,15 @@ FAKE(megamoe_status, mm_cuda_workspace_times, const mm_cuda_workspace *workspace
     return MEGAMOE_OK;
 }
 
+FAKE(megamoe_status, mm_cuda_workspace_trace, const mm_cuda_workspace *workspace,
+     megamoe_span *spans, int64_t n, int64_t *count, int64_t *dropped) {
+    *count = 1;
+    *dropped = workspace->tokens;
+    if (n > 0)
+        spans[0] = (megamoe_span){.worker = workspace->rank, .expert = -1};
+    return MEGAMOE_OK;
+}
+
 FAKE(megamoe_status, mm_cuda_workspace_receive_counts, const mm_cuda_workspace *workspace,
      int64_t *counts) {
     const int32_t n =

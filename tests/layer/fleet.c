@@ -42,6 +42,7 @@ fleet fleet_open_comms(const setup *s) {
             .tokens = s->tokens ? s->tokens : 64,
             .pool_rows = s->pool_rows,
             .deadline_ms = s->deadline_ms,
+            .trace = s->trace,
         };
     }
     return f;

@@ -22,6 +22,7 @@ typedef struct setup {
     int64_t tokens; /* capacity of a rank; 0: 64 */
     int64_t pool_rows;
     int32_t deadline_ms;
+    int64_t trace;
     megamoe_layer_options options; /* struct_size may be 0 */
 } setup;
 

@@ -115,6 +115,41 @@ typedef enum mm_cuda_time {
     MM_CUDA_TIMES = 8
 } mm_cuda_time;
 
+/* What a traced forward takes down of each tile, by %globaltimer. */
+typedef enum mm_cuda_stamp {
+    MM_CUDA_STAMP_CLAIMED,
+    MM_CUDA_STAMP_READY,      /* its tokens are there */
+    MM_CUDA_STAMP_LOADED,     /* all of its copies have been asked for */
+    MM_CUDA_STAMP_FIRST,      /* its first stage is full */
+    MM_CUDA_STAMP_MULTIPLIED, /* the main loop has ended */
+    MM_CUDA_STAMP_FINISHED,   /* its results are in shared memory */
+    MM_CUDA_STAMP_STORED,     /* and where they are needed */
+    MM_CUDA_STAMPS
+} mm_cuda_stamp;
+
+typedef struct mm_cuda_traced_tile {
+    uint64_t stamps[MM_CUDA_STAMPS];
+    int32_t second; /* 0: FC1, 1: FC2 */
+    int32_t expert, tile, tokens;
+} mm_cuda_traced_tile;
+
+enum { MM_CUDA_TRACED_TEAMS = 2 }; /* for which there is room */
+
+/* And of each thread block, beside mm_cuda_time. */
+typedef enum mm_cuda_block_stamp {
+    MM_CUDA_STAMP_DISPATCHED,      /* by the math warps */
+    MM_CUDA_STAMP_DISPATCHED_LAST, /* by the dispatch warps, where there are any */
+    MM_CUDA_STAMP_COMBINING,
+    MM_CUDA_BLOCK_STAMPS
+} mm_cuda_block_stamp;
+
+typedef struct mm_cuda_traced_block {
+    uint64_t stamps[MM_CUDA_BLOCK_STAMPS]; /* 0 for what did not happen */
+    uint32_t multiprocessor;
+    uint32_t tiles[MM_CUDA_TRACED_TEAMS]; /* claimed; records begin with the first */
+    uint32_t unused;
+} mm_cuda_traced_block;
+
 /* The staged batch of one rank: [tokens] rows. */
 typedef struct mm_cuda_staged {
     uint8_t *codes;      /* [chunks * 128], in the order of cuda_layout.h, not swizzled */
@@ -138,12 +173,15 @@ typedef struct mm_cuda_rank {
     mm_cuda_found *found;
     const volatile uint32_t *host_abort; /* host-mapped: not zero after megamoe_comm_abort */
     mm_cuda_staged staged;
-    int32_t *order;         /* int32 [tokens * topk][4]: scratch of dispatch */
-    uint32_t *dispatched;   /* [parity 2][physical]: routes stored */
-    uint32_t *fc1_done;     /* [parity 2][units]: row tiles of a token tile that are finished */
-    uint32_t *fc2_done;     /* [parity 2][units] */
-    int32_t *received;      /* [local]: routes, for megamoe_workspace_receive_counts */
-    uint64_t *times;        /* [blocks][MM_CUDA_TIMES] */
+    int32_t *order;       /* int32 [tokens * topk][4]: scratch of dispatch */
+    uint32_t *dispatched; /* [parity 2][physical]: routes stored */
+    uint32_t *fc1_done;   /* [parity 2][units]: row tiles of a token tile that are finished */
+    uint32_t *fc2_done;   /* [parity 2][units] */
+    int32_t *received;    /* [local]: routes, for megamoe_workspace_receive_counts */
+    uint64_t *times;      /* [blocks][MM_CUDA_TIMES] */
+    mm_cuda_traced_block *traced_blocks; /* [blocks]; NULL: no trace is kept */
+    mm_cuda_traced_tile *traced_tiles;   /* [blocks][MM_CUDA_TRACED_TEAMS][traced_room] */
+    int64_t traced_room;
     uint8_t *hidden_codes;  /* pool of FC2's input */
     uint8_t *hidden_scales; /* its exponent bytes */
     uint16_t *y;            /* BF16 [tokens][y_stride] */

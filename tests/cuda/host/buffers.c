@@ -87,12 +87,16 @@ static void check(const megamoe_shape *s, const megamoe_capacity *c, int32_t ran
         {l->times, MM_CUDA_BLOCKS_MAX * MM_CUDA_TIMES * 8},
         {l->hidden_codes, intermediate * rows * 128},
         {l->hidden_scales, intermediate * rows},
+        {l->traced_blocks, c->trace ? MM_CUDA_BLOCKS_MAX * sizeof(mm_cuda_traced_block) : 0},
+        {l->traced_tiles, MM_CUDA_BLOCKS_MAX * MM_CUDA_TRACED_TEAMS * (uint64_t)c->trace *
+                              sizeof(mm_cuda_traced_tile)},
     };
     check_places(places, sizeof places / sizeof *places, l->bytes);
 
     uint64_t sum = 0;
     for (int32_t i = 0; i < MM_CUDA_PART_COUNT; i++) {
-        T_CHECK(b.parts[i].what[0] && b.parts[i].bytes);
+        T_CHECK(b.parts[i].what[0]);
+        T_EQ_INT(b.parts[i].bytes > 0, i != MM_CUDA_PART_TRACE || c->trace);
         sum += b.parts[i].bytes;
     }
     T_EQ_INT(sum, w->bytes + l->bytes);
@@ -119,8 +123,8 @@ T_CASE(buffers_have_their_sizes_and_do_not_overlap) {
                                          .topk = cases[i].topk,
                                          .input_scale = (megamoe_input_scale)scale,
                                          .physical_experts = cases[i].physical};
-            const megamoe_capacity capacity = {.tokens = cases[i].tokens,
-                                               .pool_rows = cases[i].pool_rows};
+            const megamoe_capacity capacity = {
+                .tokens = cases[i].tokens, .pool_rows = cases[i].pool_rows, .trace = scale ? 0 : 7};
             check(&shape, &capacity, cases[i].ranks);
         }
 }

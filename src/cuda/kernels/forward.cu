@@ -101,9 +101,16 @@ MM_DEVICE void mm_math(const mm_team *team) {
         float s0[MM_N / 2], s1[MM_N / 2];
         mm_zero(s0);
         mm_zero(s1);
+        if (task->stamps) {
+            mm_barrier_wait(reader.shared + FULL + 8 * reader.stage, reader.parity);
+            if (threadIdx.x % TEAM_THREADS == 0)
+                mm_stamp(task->stamps, MM_CUDA_STAMP_FIRST);
+        }
         /* Sums of two loops would need registers of their own: there is one, for every scale. */
         mm_multiply(&reader, chunks, first ? mm_input_scales(args) : SCALES_EXPONENTS, half, s0,
                     s1);
+        if (threadIdx.x % TEAM_THREADS == 0)
+            mm_stamp(task->stamps, MM_CUDA_STAMP_MULTIPLIED);
         const mm_tile tile = {task, mm_slot_records(team, &slot),
                               team->smem + ROW_DATA + slot.index * MM_CUDA_ROW_DATA_BYTES};
         /* The finisher has read what the tile before left. */
@@ -143,13 +150,17 @@ MM_DEVICE void mm_finisher(const mm_block *b, const mm_team *team) {
         mm_barrier_wait(team->shared + OUT_FULL, parity);
         parity ^= 1;
         mm_count_tile(b, team, task->kind);
+        if (threadIdx.x % 32 == 0)
+            mm_stamp(task->stamps, MM_CUDA_STAMP_FINISHED);
         if (task->kind == TASK_FC1)
             mm_store_hidden(b, team, task);
         else
             mm_return_routes(b, task, mm_slot_records(team, &slot));
         __syncwarp();
-        if (threadIdx.x % 32 == 0)
+        if (threadIdx.x % 32 == 0) {
+            mm_stamp(task->stamps, MM_CUDA_STAMP_STORED);
             mm_barrier_arrive(team->shared + OUT_EMPTY);
+        }
         mm_slot_release(team, &slot);
     }
 }
@@ -206,6 +217,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     mm_set_up(b);
     __syncthreads();
     mm_mark(b, MM_CUDA_TIME_ENTRY);
+    if (threadIdx.x == 0)
+        mm_trace_begin(b);
     mm_begin(b);
     mm_mark(b, MM_CUDA_TIME_BEGUN);
     const bool going = *(volatile int32_t *)&b->words->stop == 0;
@@ -219,10 +232,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (warp < MATH_WARPS) {
             MM_REGISTERS_TAKE(MATH_REGISTERS);
             mm_dispatch(common, HELPED_ROUTES);
+            if (threadIdx.x == 0)
+                mm_trace_block(common, MM_CUDA_STAMP_DISPATCHED);
             /* As in mm_math, for the compiler. */
             const uint32_t index = __reduce_max_sync(~0u, (uint32_t)warp / TEAM_WARPS);
             const mm_team team = mm_team_of(&args, b->smem, b->shared, (int32_t)index);
             mm_math(&team);
+            if (threadIdx.x == 0)
+                mm_trace_block(common, MM_CUDA_STAMP_COMBINING);
             mm_combine(common);
             mm_mark(common, MM_CUDA_TIME_COMBINED);
         } else {
@@ -237,6 +254,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 mm_finisher(common, &team);
             } else if (TEAMS == 1) {
                 mm_dispatch(common, INT32_MAX);
+                if (threadIdx.x == THREADS - 32)
+                    mm_trace_block(common, MM_CUDA_STAMP_DISPATCHED_LAST);
             }
         }
     }

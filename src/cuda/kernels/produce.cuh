@@ -5,6 +5,7 @@
 #define MM_CUDA_KERNELS_PRODUCE_CUH
 
 #include "cuda/kernels/dispatch.cuh"
+#include "cuda/kernels/trace.cuh"
 
 /* The local expert of a token tile. */
 MM_DEVICE int32_t mm_expert_of(const mm_block *b, int32_t unit) {
@@ -175,6 +176,7 @@ MM_DEVICE void mm_post(const mm_block *b, const mm_team *team, const mm_task *ta
     to->row = task->row;
     to->valid = task->valid;
     to->unit = task->unit;
+    to->stamps = task->stamps;
     const uint32_t full = team->shared + TASK_FULL + 8 * slot;
     if (task->kind == TASK_END) {
         mm_barrier_arrive(full);
@@ -225,6 +227,8 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *team) {
     /* The first ones are dealt out: a few tiles go to as many blocks. */
     uint32_t claim = (uint32_t)(team->index * b->args->blocks + b->block);
     while (mm_task_of(b, claim, &task)) {
+        task.stamps = mm_trace_claim(b, team->index, &task);
+        mm_stamp(task.stamps, MM_CUDA_STAMP_CLAIMED);
         const mm_sources s = mm_sources_of(b, &task);
         const bool once = b->tiles[task.expert + 1] - b->tiles[task.expert] == 1;
         int32_t source = 0;
@@ -247,6 +251,7 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *team) {
             arrived = task.expert;
         if (team->index == 0 && mm_times(b)[MM_CUDA_TIME_FIRST] == 0)
             mm_times(b)[MM_CUDA_TIME_FIRST] = mm_globaltimer_ns();
+        mm_stamp(task.stamps, MM_CUDA_STAMP_READY);
         mm_fence_proxy_async();
         if (going)
             mm_post(b, team, &task, slot, slot_parity);
@@ -266,6 +271,7 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *team) {
             mm_load_tokens(team, &s, chunk, ring.stage);
             mm_ring_next(&ring, stages);
         }
+        mm_stamp(task.stamps, MM_CUDA_STAMP_LOADED);
         if (++slot == MM_CUDA_TASK_SLOTS) {
             slot = 0;
             slot_parity ^= 1;

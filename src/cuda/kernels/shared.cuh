@@ -86,7 +86,9 @@ typedef struct mm_task {
     int32_t row;    /* of its first token in the pools */
     int32_t valid;  /* tokens */
     int32_t unit;   /* the token tile, for counters */
-    int32_t unused[9];
+    int32_t unused;
+    uint64_t *stamps; /* of a traced forward, or NULL */
+    int32_t unused_too[6];
 } mm_task;
 
 /* Words that the threads of a block share. */

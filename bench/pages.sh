@@ -1,7 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Writes what is shown of bench/results/: its tables of GPUs, and the pictures of docs/images.
+# Writes what is shown of bench/results/: its tables of GPUs, and the pictures in docs/images.
 # pages.sh [TOOL]; TOOL is the megamoe command, by default that of the release build.
+#
+# Of a folder h200 they are made of the files SHAPE-mxfp4.json, beside which SHAPE-FORM.json of other
+# forms may lie, and of traces SHAPE-TOKENS-trace.json.
 set -eu
 cd "$(dirname "$0")/.."
 tool=${1:-build/release/tools/megamoe}
@@ -22,14 +25,18 @@ picture() {
     rm "$out.new.svg"
 }
 
-for shape in flash pro; do
-    set -- "$results/h200/$shape"-mxfp4.json
+for first in "$results"/h200/*-mxfp4.json; do
+    shape=$(basename "$first" -mxfp4.json)
+    set -- "$first"
     for form in mxfp4-block nvfp4-exact nvfp4-folded; do
         [ ! -e "$results/h200/$shape-$form.json" ] || set -- "$@" "$results/h200/$shape-$form.json"
     done
     for kind in latency roofline ratio; do
-        picture "h200-$shape-$kind" "$kind" "$@"
+        [ "$kind $#" = "ratio 1" ] || picture "h200-$shape-$kind" "$kind" "$@"
     done
+done
+for trace in "$results"/h200/*-trace.json; do
+    [ ! -e "$trace" ] || "$tool" plot "$trace" --out "docs/images/h200-$(basename "$trace" .json).png"
 done
 for folder in h200 h200-x2; do
     bench/report_gpu.py "$results/$folder" >"$results/$folder/README.md.new"

@@ -95,7 +95,7 @@ def ranks_of(name, run, alone):
 def pictures_of(folder):
     """Those that bench/pages.sh has drawn of this folder."""
     images = pathlib.Path(__file__).parent.parent / "docs" / "images"
-    for picture in sorted(images.glob(f"{folder.name}-*.svg")):
+    for picture in sorted([*images.glob(f"{folder.name}-*.svg"), *images.glob(f"{folder.name}-*.png")]):
         print(f"\n![{picture.stem}](../../../docs/images/{picture.name})")
 
 
@@ -105,7 +105,7 @@ def main():
     files = sorted(pathlib.Path(sys.argv[1]).glob("*.json"))
     if not files:
         sys.exit(f"{sys.argv[1]}: no .json files")
-    runs = [(f.name, json.loads(f.read_text())) for f in files]
+    runs = [(f.name, json.loads(f.read_text())) for f in files if not f.name.endswith("-trace.json")]
     by_name = dict(runs)
     first = next(arm for name, run in runs if "links" not in run for arm in arms_of(run))
     several = any("ranks" in run for _, run in runs)

@@ -62,6 +62,8 @@ static int write_terminal(const char *out, int kind, const char *title, FILE *sc
 static int kind_of(const json_t *json) {
     if (plot_is_timeline(json))
         return KIND_timeline;
+    if (plot_is_comparison(json))
+        return KIND_ratio;
     if (plot_is_bench(json))
         return KIND_latency;
     return plot_is_load(json) ? KIND_load : UNKNOWN;
@@ -89,6 +91,9 @@ static int write_script(const plot_file *files, int n, int kind, const char *out
                             files[0].path);
     if (kind == KIND_load || kind == KIND_timeline)
         return write_of_one(files, n, kind, out, script);
+    if (kind != KIND_ratio && plot_is_comparison(files[0].json))
+        return report_error("%s: is a comparison, of which --kind ratio can be drawn",
+                            files[0].path);
     plot_runs runs;
     int code = plot_runs_read(files, n, &runs);
     if (code == EXIT_DONE)
@@ -104,6 +109,11 @@ static int write_script(const plot_file *files, int n, int kind, const char *out
 static int read_files(const char *const *paths, plot_file *files, int *n) {
     for (*n = 0; *n < OPTION_MAX_ARGUMENTS && paths[*n] != NULL; ++*n) {
         json_error_t error;
+        if (ends_with(paths[*n], ".safetensors")) {
+            files[*n].path = paths[*n];
+            TRY(plot_read_routes(paths[*n], &files[*n].json));
+            continue;
+        }
         files[*n] = (plot_file){paths[*n], json_load_file(paths[*n], 0, &error)};
         if (files[*n].json == NULL && error.line < 0)
             return report_error("%s: %s", paths[*n], error.text);

@@ -20,7 +20,7 @@ typedef struct plot_point {
     double us, floor_us;         /* median of a forward; what it cannot be faster than */
     double public_us, target_us; /* of public kernels; aimed at */
     double tflops, weight_gbs;
-    double gain, gain_low, gain_high; /* another arm's time by this one's, measured in pairs */
+    double gain, gain_low, gain_high; /* another arm's time by this one's, in pairs */
 } plot_point;
 
 /* A line of a picture: the batch sizes of one arm. */
@@ -35,12 +35,17 @@ typedef struct plot_runs {
     plot_series series[PLOT_SERIES_MAX];
     int n;
     char title[256];
+    char gains[PLOT_LABEL_BYTES + 64]; /* what gains are, in words */
 } plot_runs;
 
-/* Whether a file holds what `bench` has measured. */
+/* Whether a file holds what `bench` has measured, of one arm or of several, or `compare`. */
 bool plot_is_bench(const json_t *json);
+bool plot_is_comparison(const json_t *json);
 
-/* Reads results of `bench`. Returns an exit code; plot_runs_free in any case. */
+/*
+ * Reads results of `bench`, every arm as a line of its own, or of one file of `compare`, whose
+ * points have gains only. Returns an exit code; plot_runs_free in any case.
+ */
 int plot_runs_read(const plot_file *files, int n, plot_runs *runs);
 void plot_runs_free(plot_runs *runs);
 
@@ -50,6 +55,8 @@ int plot_roofline(const plot_runs *runs, FILE *script);
 int plot_ratio(const plot_runs *runs, FILE *script);
 bool plot_is_load(const json_t *json);
 int plot_load(const plot_file *file, FILE *script);
+/* The "topk_ids" of a safetensors file as such JSON. Prints its error, returns an exit code. */
+int plot_read_routes(const char *path, json_t **json);
 bool plot_is_timeline(const json_t *json);
 int plot_timeline(const plot_file *file, FILE *script);
 

@@ -65,21 +65,39 @@ static int sizes_of(const plot_runs *runs, basis of, double *sizes) {
     }
 }
 
-static void write_bars(const plot_runs *runs, basis of, const double *sizes, int n, int i,
-                       int first, double *highest, FILE *script) {
-    const int arms = runs->n - first;
-    const double width = 0.8 / arms;
-    fprintf(script, "$bars%d << END\n", i);
+/* The runs that have bars. */
+typedef struct bar_set {
+    int of[PLOT_SERIES_MAX];
+    int n;
+    double highest;
+} bar_set;
+
+static bar_set bars_of(const plot_runs *runs, basis of, const double *sizes, int n) {
+    bar_set found = {.highest = 1};
+    for (int i = of == OF_FIRST; i < runs->n; i++) {
+        bool any = false;
+        for (int k = 0; k < n && !any; k++)
+            any = ratio(runs, of, i, sizes[k]) > 0;
+        if (any)
+            found.of[found.n++] = i;
+    }
+    return found;
+}
+
+static void write_bars(const plot_runs *runs, basis of, const double *sizes, int n, int place,
+                       bar_set *bars, FILE *script) {
+    const double width = 0.8 / bars->n;
+    fprintf(script, "$bars%d << END\n", place);
     for (int k = 0; k < n; k++) {
-        const double value = ratio(runs, of, i, sizes[k]);
+        const double value = ratio(runs, of, bars->of[place], sizes[k]);
         if (!(value > 0))
             continue;
-        const plot_point *p = at(&runs->series[i], sizes[k]);
+        const plot_point *p = at(&runs->series[bars->of[place]], sizes[k]);
         const double low = of == OF_PAIRS ? p->gain_low : value;
         const double high = of == OF_PAIRS ? p->gain_high : value;
         /* Outliers of a few pairs do not make the bars small. */
-        *highest = fmax(*highest, fmax(value, fmin(high, 1.6 * value)));
-        fprintf(script, "%.9g %.9g %.9g %.9g %.9g\n", k + (i - first - (arms - 1) / 2.0) * width,
+        bars->highest = fmax(bars->highest, fmax(value, fmin(high, 1.6 * value)));
+        fprintf(script, "%.9g %.9g %.9g %.9g %.9g\n", k + (place - (bars->n - 1) / 2.0) * width,
                 value, width * 0.92, low > 0 ? low : value, high > 0 ? high : value);
     }
     fprintf(script, "END\n");
@@ -98,33 +116,35 @@ static void write_axes(const plot_runs *runs, basis of, const double *sizes, int
     char of_first[PLOT_LABEL_BYTES + 32];
     snprintf(of_first, sizeof of_first, "time of %s / time", runs->series[0].label);
     plot_quote(script, of == OF_PUBLIC  ? "published time / time"
-                       : of == OF_PAIRS ? "time with E4M3 / time, median of pairs, p10 to p90"
+                       : of == OF_PAIRS ? runs->gains
                                         : of_first);
     fprintf(script, "\n");
 }
 
 int plot_ratio(const plot_runs *runs, FILE *script) {
-    const basis of = has(runs, has_public) ? OF_PUBLIC : has(runs, has_gain) ? OF_PAIRS : OF_FIRST;
+    const basis of = has(runs, has_gain) ? OF_PAIRS : has(runs, has_public) ? OF_PUBLIC : OF_FIRST;
     if (of == OF_FIRST && runs->n < 2)
         return report_error("plot: one run without published numbers or pairs has no ratios; "
                             "expected a second file");
-    const int first = of == OF_FIRST;
-    double sizes[SIZES_MAX], highest = 1;
+    double sizes[SIZES_MAX];
     const int n = sizes_of(runs, of, sizes);
-    for (int i = first; i < runs->n; i++)
-        write_bars(runs, of, sizes, n, i, first, &highest, script);
-    write_axes(runs, of, sizes, n, highest, script);
+    bar_set bars = bars_of(runs, of, sizes, n);
+    if (bars.n == 0)
+        return report_error("plot: the runs have no batch size in common");
+    for (int i = 0; i < bars.n; i++)
+        write_bars(runs, of, sizes, n, i, &bars, script);
+    write_axes(runs, of, sizes, n, bars.highest, script);
     fprintf(script, "plot 1 with lines lw 1.5 dt (4,4) lc rgb '#222222' notitle");
-    for (int i = first; i < runs->n; i++) {
+    for (int i = 0; i < bars.n; i++) {
         fprintf(script, ", $bars%d using 1:2:3 with boxes fs pattern %d lc rgb '%s' title ", i,
-                plot_pattern(i - first), plot_colour(i - first));
-        plot_quote(script, runs->series[i].label);
+                plot_pattern(i), plot_colour(i));
+        plot_quote(script, runs->series[bars.of[i]].label);
         if (of == OF_PAIRS)
-            fprintf(
-                script,
-                ", $bars%d using 1:2:4:5 with yerrorbars pt 7 ps 0 lw 1.5 lc rgb '#222222' notitle",
-                i);
-        else if (n * (runs->n - first) <= LABELLED_BARS)
+            fprintf(script,
+                    ", $bars%d using 1:2:4:5 with yerrorbars pt 7 ps 0 lw 1.5 lc rgb '#222222' "
+                    "notitle",
+                    i);
+        else if (n * bars.n <= LABELLED_BARS)
             fprintf(script,
                     ", $bars%d using 1:2:(sprintf('%%.2f', $2)) with labels rotate by 90 left "
                     "offset 0,0.4 font ',9' notitle",

@@ -148,6 +148,21 @@ class FakeGpu(Case):
         self.assertAlmostEqual(many["skew_us"], 0, places=3)
         self.assertNotIn("public_us", many)
 
+    def test_trace(self):
+        """Of a device that computes nothing: nothing lasts, but all blocks are there."""
+        path = self.path("trace.json")
+        done = self.good_json("trace", "--device", "cuda", "--tokens", 8, "--out", path, env=FAKE)
+        self.assertEqual((done["ranks"], done["dropped"]), (1, 0))
+        with open(path) as file:
+            trace = json.load(file)
+        self.assertEqual(trace["workers"], "multiprocessor")
+        spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+        self.assertEqual(len(spans), done["spans"])
+        self.assertEqual({event["cat"] for event in spans}, {"count", "dispatch", "combine"})
+        done = self.launch(2, "trace", "--device", "cuda", "--tokens", 8, "--warm", "--token-tile",
+                           16, "--out", path)
+        self.assertEqual(done["ranks"], 2)
+
     def test_curve_and_plot(self):
         done = self.bench("--tokens", "curve", "--capacity", 64)
         self.assertEqual([p["tokens"] for p in done["points"]],

@@ -113,6 +113,37 @@ class Drawn(Plot):
         self.fails(2, ["second file"], "plot", runs[0], "--kind", "ratio", "--out",
                    self.path("x.svg"))
 
+    def test_arms(self):
+        with open(FLASH[0]) as file:
+            run = json.load(file)
+        points = [{**p, "public_us": None} for p in run.pop("points")]
+        slower = [{**p, "forward_us": {"median": 2 * p["forward_us"]["median"]}} for p in points]
+        file = self.file("arms.json", {
+            **run, "schema_version": 1, "arms": [
+                {"arm": "base", "points": points}, {"arm": "token-tile=64", "points": slower}],
+            "ratios": [{"arm": "token-tile=64", "base": "base", "tokens": p["tokens"],
+                        "median": 2.0, "low": 1.9, "high": 2.1, "confidence": 0.95}
+                       for p in points]})
+        words = self.svg(file)
+        for part in ["MXFP4, base", "MXFP4, token-tile=64", "floor of MXFP4, base"]:
+            self.assertIn(part, words)
+        words = self.svg(file, "--kind", "ratio")
+        for part in ["time of base / time", "95 %", "MXFP4, token-tile=64"]:
+            self.assertIn(part, words)
+        self.assertNotIn("MXFP4, base", words)
+
+    def test_comparison(self):
+        points = [{"arm": arm, "tokens": tokens, "a_us": 10, "b_us": 8, "ratio": 0.8, "low": 0.7,
+                   "high": 0.9} for arm in ["base", "lag=2"] for tokens in [1, 64]]
+        file = self.file("compared.json", {"a": "x/old.json", "b": "new.json", "points": points})
+        words = self.svg(file)
+        for part in ["time of old.json / time of new.json", "base", "lag=2", "64"]:
+            self.assertIn(part, words)
+        self.fails(2, ["comparison", "ratio"], "plot", file, "--kind", "latency", "--out",
+                   self.path("x.svg"))
+        self.fails(2, ["point 0"], "plot", self.file("bad.json", {
+            "a": "x", "b": "y", "points": [{"arm": "base"}]}), "--out", self.path("x.svg"))
+
     def test_load(self):
         seed = random.randrange(1 << 32)
         draw = random.Random(seed)
@@ -124,6 +155,19 @@ class Drawn(Plot):
         ids = [draw.sample(range(16), 4) for _ in range(200)] + [[-1, 3, -1, -1]]
         words = self.svg(self.file("ids.json", {"topk_ids": ids, "experts": 16}))
         self.assertIn("tokens, in bands", words)
+
+    def test_load_of_recorded_routes(self):
+        out = self.path("out.safetensors")
+        self.good("run", self.synth(), "--tokens", 40, "--out", out)
+        words = self.svg(out)
+        for part in ["expert", "token", "routes"]:
+            self.assertIn(part, words)
+        tool.write_safetensors(out, {"topk_ids": ("F32", [1, 2], tool.f32([0, 1]))})
+        self.fails(2, ["topk_ids", "F32", "I32"], "plot", out, "--out", self.path("x.svg"))
+        tool.write_safetensors(out, {"other": ("F32", [1, 2], tool.f32([0, 1]))})
+        self.fails(2, ["out.safetensors", "topk_ids"], "plot", out, "--out", self.path("x.svg"))
+        tool.write_safetensors(out, {"topk_ids": ("I64", [2, 1], tool.i64([1, -5]))})
+        self.fails(2, ["token 1, slot 0"], "plot", out, "--out", self.path("x.svg"))
 
     def test_timeline(self):
         events = [{"name": name, "cat": cat, "ph": "X", "ts": ts, "dur": 5, "pid": pid, "tid": tid,
@@ -187,6 +231,10 @@ class Refused(Plot):
         self.refused(["ceilings"], self.file("short.json", {
             "points": [{"tokens": 1, "median_ms": 2}]}), "--kind", "roofline")
         self.refused(["points"], FLASH[0], self.path("list.json"))
+        self.refused(["no arms"], self.file("arms.json", {"arms": []}))
+        self.refused(["no objects"], self.file("arms.json", {"arms": [1]}))
+        self.refused(["more than 12"], self.file("arms.json", {
+            "arms": [{"points": [{"tokens": 1, "median_ms": 1}]}] * 13}))
 
     def test_kinds_need_what_they_show(self):
         self.refused(["--kind load", "topk_ids"], FLASH[0], "--kind", "load")

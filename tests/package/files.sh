@@ -5,7 +5,7 @@ source_files() {
         git ls-files -coz --exclude-standard
     else
         find . -type f -not -path './build*' -not -path './.git/*' -printf '%P\0'
-    fi | grep -zvE '^((python/)?LICENSE|bench/results/.*|tests/fuzz/corpus/.*)$' |
+    fi | grep -zvE '^((python/)?LICENSE|bench/results/.*|tests/fuzz/corpus/.*|docs/images/.*\.png)$' |
         while IFS= read -r -d '' file; do
             # git also lists what was deleted a moment ago.
             [ ! -f "$file" ] || printf '%s\0' "$file"

@@ -128,9 +128,9 @@ int plot_latency(const plot_runs *runs, FILE *script) {
     log_axis(script, 'y', y, 1.3);
     log_tics(script, 'x', x, true);
     log_tics(script, 'y', y, false);
-    fprintf(script,
-            "set key %s reverse Left\nset xlabel 'tokens'\nset ylabel 'microseconds'\nplot ",
-            runs->n <= KEY_INSIDE ? "top left" : "outside right top");
+    fprintf(
+        script, "set key %s reverse Left\nset xlabel 'tokens'\nset ylabel 'microseconds'\nplot ",
+        runs->n <= KEY_INSIDE ? "top left" : "outside top center horizontal maxcols 2 samplen 2");
     for (int i = 0; i < runs->n; i++) {
         const plot_series *s = &runs->series[i];
         fprintf(script, "%s$time%d using 1:2 with linespoints lw 2 lc rgb '%s' pt %d ps 0.8 title ",

@@ -112,7 +112,7 @@ static void write_axes(const plot_runs *runs, basis of, const double *sizes, int
     fprintf(
         script,
         ")\nset xlabel 'tokens'\nset key outside top center horizontal reverse Left\nset grid noxtics\n"
-        "set style fill pattern 1 border lt -1\nset pointintervalbox 0\nset ylabel ");
+        "set style fill pattern 1 border lt -1\nset ylabel ");
     char of_first[PLOT_LABEL_BYTES + 32];
     snprintf(of_first, sizeof of_first, "time of %s / time", runs->series[0].label);
     plot_quote(script, of == OF_PUBLIC  ? "published time / time"
@@ -141,8 +141,8 @@ int plot_ratio(const plot_runs *runs, FILE *script) {
         plot_quote(script, runs->series[bars.of[i]].label);
         if (of == OF_PAIRS)
             fprintf(script,
-                    ", $bars%d using 1:2:4:5 with yerrorbars pt 7 ps 0 lw 1.5 lc rgb '#222222' "
-                    "notitle",
+                    ", $bars%d using 1:4:(0):($5-$4) with vectors heads size 0.04,90 lw 1.5 "
+                    "lc rgb '#222222' notitle",
                     i);
         else if (n * bars.n <= LABELLED_BARS)
             fprintf(script,

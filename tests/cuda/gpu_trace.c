@@ -100,7 +100,7 @@ static void check_spans(const rank *r, int32_t width, int64_t blocks) {
 
 static void check_format(const gpu *g, megamoe_format format, int32_t ranks) {
     t_random random = t_random_start((uint64_t)format * 10 + (uint64_t)ranks);
-    const model_recipe recipe = {format, 600, 300, EXPERTS, MEGAMOE_DTYPE_NONE, {0, 0, 0}};
+    const model_recipe recipe = {format, 608, 320, EXPERTS, MEGAMOE_DTYPE_NONE, {0, 0, 0}};
     model m = model_open(&recipe, &random);
     batch b = batch_random(&m, TOKENS, TOPK, ROUTING_HOT, &random);
     const int32_t blocks = 6;
@@ -145,7 +145,7 @@ T_CASE(trace_tells_of_every_tile) {
 T_CASE(trace_that_is_full) {
     gpu g = gpu_start();
     t_random random = t_random_start(77);
-    const model_recipe recipe = {MEGAMOE_FORMAT_MXFP4, 600,      300, EXPERTS,
+    const model_recipe recipe = {MEGAMOE_FORMAT_MXFP4, 608,      320, EXPERTS,
                                  MEGAMOE_DTYPE_NONE,   {0, 0, 0}};
     model m = model_open(&recipe, &random);
     batch b = batch_random(&m, TOKENS, TOPK, ROUTING_RANDOM, &random);

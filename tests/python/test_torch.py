@@ -270,20 +270,23 @@ class Cuda(TorchCase):
         self.assertEqualTensors(layer(*batch), expected)
 
     def test_own_codes(self):
-        """What a stage has written is written again by the caller, through torch."""
+        """Codes that the caller writes, and the tokens that are quantized to just these."""
         layer = self.layer(CUDA[0])
-        batch = self.tensors(self.geometry, 20, CUDA[0])
-        expected = layer(*batch)
-        torch.cuda.synchronize()
+        x, ids, weights = self.tensors(self.geometry, 20, CUDA[0])
+        codes = torch.randint(0, 0x7F, x.shape, device=CUDA[0]).to(torch.uint8)
+        codes |= torch.randint(0, 2, x.shape, device=CUDA[0]).to(torch.uint8) << 7
+        codes[:, 0] = 0x7E  # 448, of which the scale is made
+        x = (codes.view(torch.float8_e4m3fn).float() * 2**-6).bfloat16()
+        expected = layer(x, ids, weights)
+        layer(*self.tensors(self.geometry, 20, CUDA[0]))
         views = {name: torch.as_tensor(view, device=CUDA[0])
                  for name, view in layer.workspace.views().items()}
-        copies = {name: view[:20].clone() for name, view in views.items()}
-        layer(*self.tensors(self.geometry, 20, CUDA[0]))
-        for name, copy_of in copies.items():
-            views[name][:20] = copy_of
-        out = torch.empty_like(batch[0])
-        stream = torch.cuda.current_stream().cuda_stream
-        layer.workspace.commit(20, stream=stream)
+        views["codes"][:20] = codes
+        views["scales"][:20] = 2**-6
+        views["topk_ids"][:20] = ids
+        views["topk_weights"][:20] = weights
+        out = torch.empty_like(x)
+        layer.workspace.commit(20, stream=torch.cuda.current_stream().cuda_stream)
         layer.workspace.forward(layer.layer, out)
         self.assertEqualTensors(out, expected)
 

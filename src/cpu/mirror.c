@@ -44,15 +44,26 @@ static uint8_t *put_token(const mm_cpu_workspace *ws, int64_t t, uint8_t *to) {
     return to;
 }
 
-static void take_token(const mm_cpu_workspace *ws, mm_cpu_window *window, const uint8_t *from) {
+/* False if it is none of the `tokens` that its rank has: the message has not come as it was sent.
+ */
+static bool take_token(const mm_cpu_workspace *ws, mm_cpu_window *window, int64_t tokens,
+                       const uint8_t *from) {
     int64_t t;
     memcpy(&t, from, sizeof t);
+    if (t < 0 || t >= tokens)
+        return false;
     from += sizeof t;
 #define X(name, columns)                                                                           \
     memcpy(window->name + t * (columns), from, (size_t)(columns) * sizeof *window->name);          \
     from += (size_t)(columns) * sizeof *window->name;
     TOKEN_ARRAYS(X)
 #undef X
+    return true;
+}
+
+static megamoe_status refuse(const mm_cpu_workspace *ws, int32_t rank, const char *what) {
+    return mm_fail(MEGAMOE_EPEER, "rank %d: %s from rank %d have not come as they were sent",
+                   ws->rank, what, rank);
 }
 
 /* ---- counts ---- */
@@ -90,6 +101,24 @@ static int32_t *counts_of(const mm_cpu_workspace *ws, int32_t rank) {
     return ws->windows[rank].counts + parity_of(ws) * (uint64_t)ws->shape.physical_experts;
 }
 
+/* Whether what a rank has told can be: buffers are as large as the capacity demands. */
+static bool plausible(const mm_cpu_workspace *ws, int32_t rank) {
+    const int64_t tokens = ws->windows[rank].words->publications[parity_of(ws)].tokens;
+    if (tokens < 0 || tokens > ws->capacity.tokens)
+        return false;
+    for (int32_t to = 0; to < ws->ranks; to++)
+        if (tokens_between(ws, rank, to) < 0 || tokens_between(ws, rank, to) > tokens)
+            return false;
+    int64_t routes = 0;
+    for (int32_t p = 0; p < ws->shape.physical_experts; p++) {
+        const int32_t count = counts_of(ws, rank)[p];
+        if (count < 0)
+            return false;
+        routes += count;
+    }
+    return routes <= tokens * ws->shape.topk;
+}
+
 megamoe_status mm_cpu_mirror_counts(mm_cpu_workspace *ws, const mm_cpu_layer *layer,
                                     megamoe_comm *comm, int32_t timeout_ms) {
     const size_t counts_bytes = (size_t)ws->shape.physical_experts * sizeof(int32_t);
@@ -110,6 +139,8 @@ megamoe_status mm_cpu_mirror_counts(mm_cpu_workspace *ws, const mm_cpu_layer *la
             continue;
         memcpy(&ws->windows[r].words->publications[parity_of(ws)], card_of(ws, r), sizeof *own);
         memcpy(counts_of(ws, r), card_of(ws, r) + counts_at, counts_bytes);
+        if (!plausible(ws, r))
+            return refuse(ws, r, "counts");
     }
     return MEGAMOE_OK;
 }
@@ -151,7 +182,8 @@ megamoe_status mm_cpu_mirror_tokens(mm_cpu_workspace *ws, const mm_cpu_layer *la
             window->ids[i] = -1;
         const uint8_t *from = (const uint8_t *)m->received.data + m->received.offsets[r];
         for (size_t at = 0; at < m->received.bytes[r]; at += m->token_bytes)
-            take_token(ws, window, from + at);
+            if (!take_token(ws, window, tokens, from + at))
+                return refuse(ws, r, "tokens");
     }
     return MEGAMOE_OK;
 }
@@ -198,6 +230,8 @@ megamoe_status mm_cpu_mirror_results(mm_cpu_workspace *ws, megamoe_comm *comm, i
         for (size_t at = 0; at < m->received.bytes[r]; at += m->result_bytes) {
             int64_t index;
             memcpy(&index, from + at, sizeof index);
+            if (index < 0 || index >= ws->tokens * ws->shape.topk)
+                return refuse(ws, r, "results");
             memcpy(result_of(ws, ws->rank, index), from + at + sizeof index, row_bytes);
         }
     }

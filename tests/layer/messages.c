@@ -30,8 +30,9 @@ typedef struct counter {
     office *office;
     int32_t rank, size;
     int closes;
-    bool spoils; /* the last byte of what it sends to each rank */
-    bool delays; /* now and then, before a message */
+    bool spoils;   /* a byte near the end of what it sends to each rank */
+    bool misnames; /* the token, or the route, that its messages begin with */
+    bool delays;   /* now and then, before a message */
     t_random random;
     int falls_in, signal; /* raised before so many more messages; 0: none */
 } counter;
@@ -72,6 +73,8 @@ static int all_to_all(void *user, const void *send, const size_t *send_bytes,
         o->offsets[c->rank][r] = used;
         o->bytes[c->rank][r] = send_bytes[r];
         memcpy(o->boxes[c->rank] + used, (const uint8_t *)send + send_offsets[r], send_bytes[r]);
+        if (c->misnames && send_bytes[r])
+            memset(o->boxes[c->rank] + used, 0x7F, sizeof(int64_t));
         used += send_bytes[r];
         if (c->spoils && send_bytes[r])
             o->boxes[c->rank][used - SPOILT_BEFORE_END] ^= 1;
@@ -351,6 +354,30 @@ T_CASE(a_spoilt_expert_is_refused) {
     sc.s.options.physical_experts = PHYSICAL;
     crew_run(2, spoil_and_compute, &sc);
     T_EQ_MEM(sc.y, want, sizeof want);
+    close_scene(&sc);
+    model_close(&m);
+}
+
+/* Nothing is written where a message that was spoiled on its way would have it. */
+static void misname_and_compute(const member *m) {
+    const scene *sc = m->argument;
+    counter c;
+    rank r;
+    open_rank(m, sc, &c, &r);
+    T_OK(forward(&r, &sc->b, sc->y));
+    c.misnames = m->rank == 1;
+    T_STATUS(forward(&r, &sc->b, sc->y), MEGAMOE_EPEER);
+    if (m->rank == 0)
+        T_CONTAINS(megamoe_last_error(), "from rank 1 have not come as they were sent");
+    close_rank(&c, &r);
+}
+
+T_CASE(a_spoilt_message_ends_the_forward) {
+    t_random random = t_random_start(7);
+    model m = open_model(MEGAMOE_FORMAT_MXFP4, &random);
+    scene sc = open_scene(&m, &random);
+    sc.s = (setup){.weights = m.weights};
+    crew_run(2, misname_and_compute, &sc);
     close_scene(&sc);
     model_close(&m);
 }

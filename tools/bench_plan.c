@@ -15,12 +15,23 @@ static double larger(double a, double b) {
     return a > b ? a : b;
 }
 
+/* Tokens of a GPU's tile: as asked for, or as the library chooses for this batch. 0 on a CPU. */
+static int64_t tile_of(const bench *b, const bench_arm *arm, int64_t tokens) {
+    const bench_config *c = &arm->config;
+    if (c->token_tile > 0 || !b->on_gpu)
+        return c->token_tile;
+    return megamoe_plan_token_tile(
+        &arm->layer.desc, arm->layer.nvfp4,
+        c->accumulate ? MEGAMOE_ACCUMULATE_PROMOTE : MEGAMOE_ACCUMULATE_MMA, 1, tokens);
+}
+
 static int point_json(const bench *b, const bench_arm *arm, const bench_nominal *nominal,
                       int64_t tokens, json_t *points) {
     const megamoe_layer_desc *desc = &arm->layer.desc;
     const bench_routes routes = bench_routes_of(b);
+    const int64_t tile = tile_of(b, arm, tokens);
     bench_work work;
-    if (!bench_routes_count(&routes, tokens, 1, 0, arm->config.token_tile, &work))
+    if (!bench_routes_count(&routes, tokens, 1, 0, tile, &work))
         return report_error("out of memory for %" PRId64 " tokens", tokens);
     const double bytes = (double)work.experts *
                          (double)(b->on_gpu ? arm->layer.stored_bytes : arm->layer.expert_bytes);
@@ -33,8 +44,9 @@ static int point_json(const bench *b, const bench_arm *arm, const bench_nominal 
         json_object_set_new(p, "nominal_floor_us",
                             json_real(larger(bytes / nominal->read_gbs / 1e3,
                                              operations / nominal->mma_tflops / 1e6)));
-    if (arm->config.token_tile > 0)
-        json_object_set_new(p, "token_tiles", json_integer((json_int_t)work.tiles));
+    if (tile > 0)
+        json_object_update_new(p, json_pack("{s:I, s:I}", "token_tile", (json_int_t)tile,
+                                            "token_tiles", (json_int_t)work.tiles));
     json_array_append_new(points, p);
     return EXIT_DONE;
 }
@@ -125,12 +137,14 @@ static void print_arm(const json_t *arm) {
     else
         report_line("device", "%s",
                     result_text(arm, result_has(arm, "model") ? "model" : "device"));
-    if (result_has(arm, "token_tile"))
-        report_line("plan", "tiles of %.0f tokens", result_number(arm, "token_tile"));
-    else if (result_has(arm, "nominal"))
-        report_line("plan", "the library chooses tiles for each batch as it is computed");
-    printf("\n%7s %8s %6s %9s %11s %11s %9s %7s\n", "tokens", "experts", "load", "routes",
-           "weights MB", "GFLOP", "floor us", "tiles");
+    if (result_has(arm, "nominal")) {
+        if (result_has(arm, "lag"))
+            report_line("plan", "FC2 follows FC1 by %.0f tiles", result_number(arm, "lag"));
+        else
+            report_line("plan", "FC2 after all of FC1");
+    }
+    printf("\n%7s %8s %6s %9s %11s %11s %9s %5s %7s\n", "tokens", "experts", "load", "routes",
+           "weights MB", "GFLOP", "floor us", "tile", "tiles");
     size_t i;
     const json_t *p;
     json_array_foreach(points, i, p) {
@@ -141,7 +155,7 @@ static void print_arm(const json_t *arm) {
         if (result_has(p, "nominal_floor_us"))
             printf(" %9.1f", result_number(p, "nominal_floor_us"));
         if (result_has(p, "token_tiles"))
-            printf(" %7.0f", result_number(p, "token_tiles"));
+            printf(" %5.0f %7.0f", result_number(p, "token_tile"), result_number(p, "token_tiles"));
         printf("\n");
     }
     printf("\n");

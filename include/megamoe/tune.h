@@ -93,6 +93,15 @@ MEGAMOE_API int32_t megamoe_plan_candidates(const megamoe_layer *layer,
                                             const megamoe_workspace *workspace, int64_t tokens,
                                             megamoe_plan *plans, int32_t n);
 
+/*
+ * The tokens of a tile that a GPU takes, where no plan says otherwise, for a batch of `tokens` on
+ * each of `ranks` ranks. Of `desc` format, experts and top-k count; `nvfp4` counts for NVFP4. Needs
+ * no GPU. Returns 0 if an argument cannot be.
+ */
+MEGAMOE_API int32_t megamoe_plan_token_tile(const megamoe_layer_desc *desc,
+                                            megamoe_nvfp4_mode nvfp4, megamoe_accumulate accumulate,
+                                            int32_t ranks, int64_t tokens);
+
 /* ---- The file ---- */
 
 /*

@@ -5,7 +5,7 @@
 
 #include "base/view.h"
 #include "cuda/cubins.h"
-#include "cuda/tile_costs.h"
+#include "cuda/tiles.h"
 #include "cuda/workspace.h"
 #include "plan/plan.h"
 
@@ -13,7 +13,6 @@ enum {
     STAGE_THREADS = 256,
     STAGE_BLOCKS_PER_MULTIPROCESSOR = 8,
     PARAMETER_BYTES_MAX = 4096, /* of a kernel, with any driver */
-    TILES_MAX = 16,             /* widths of one format */
     NS_PER_MS = 1000000
 };
 
@@ -179,9 +178,12 @@ static megamoe_status find_kernel(mm_cuda_workspace *ws, const mm_cuda_layer *la
     return load_kernel(ws, variant, kernel);
 }
 
+static bool promotes(const mm_cuda_layer *layer) {
+    return layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE;
+}
+
 static bool serves(const mm_forward_variant *variant, const mm_cuda_layer *layer) {
-    return variant->format == layer->layout.format &&
-           variant->promote == (layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE);
+    return variant->format == layer->layout.format && variant->promote == promotes(layer);
 }
 
 static megamoe_status prewarm_current(mm_cuda_workspace *ws, const mm_cuda_layer *layer) {
@@ -204,60 +206,29 @@ megamoe_status mm_cuda_prewarm(mm_cuda_workspace *workspace, const mm_cuda_layer
 
 /* ---- forward ---- */
 
-static mm_plan_tile tile_of(const mm_forward_variant *variant) {
-    static const struct {
-        mm_cuda_format format;
-        bool promote;
-        int32_t teams;
-        double base, of_token;
-    } costs[] = {
-#define X(format, promote, teams, base, of_token) {format, promote, teams, base, of_token},
-        MM_TILE_COSTS(X)
-#undef X
-    };
-    const int32_t teams = MM_CUDA_TEAMS(variant->format, variant->tile_tokens, variant->promote);
-    size_t i = 0; /* each kind of kernel has its row */
-    while (i + 1 < sizeof costs / sizeof *costs &&
-           (costs[i].format != variant->format || costs[i].promote != variant->promote ||
-            costs[i].teams != teams))
-        i++;
-    return (mm_plan_tile){variant->tile_tokens,
-                          costs[i].base + costs[i].of_token * variant->tile_tokens};
-}
-
-/* The widths of a layer's kernels, ascending. Returns how many. */
-static int32_t tiles_of(const mm_cuda_layer *layer, mm_plan_tile tiles[TILES_MAX]) {
-    int32_t count = 0;
-    for (int32_t i = 0; i < mm_forward_variant_count && count < TILES_MAX; i++)
-        if (serves(&mm_forward_variants[i], layer))
-            tiles[count++] = tile_of(&mm_forward_variants[i]);
-    return count;
-}
-
 /* The variant whose tile suits this batch, or that has the tile asked for. */
 static megamoe_status choose(const mm_cuda_call *calls, int32_t n, const megamoe_plan *plan,
                              const mm_forward_variant **variant) {
     const mm_cuda_layer *layer = calls[0].layer;
     const mm_cuda_workspace *ws = calls[0].workspace;
-    mm_plan_tile tiles[TILES_MAX] = {{0}};
-    const int32_t count = tiles_of(layer, tiles);
     int64_t tokens = 0;
     for (int32_t i = 0; i < n; i++)
         tokens += calls[i].workspace->tokens;
     /* What other ranks have staged is not known here: as much as these. */
     const double routes =
         mm_plan_routes(tokens * ws->ranks / n, ws->shape.topk, ws->shape.physical_experts);
-    const int32_t tile = plan->token_tile
-                             ? plan->token_tile
-                             : mm_plan_token_tile(tiles, count, MM_TILE_READING_COST, routes);
-    *variant = mm_forward_variant_find(layer->layout.format, tile,
-                                       layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE);
-    if (!*variant)
-        return mm_fail(MEGAMOE_EINVAL,
-                       "forward: there is no kernel with tiles of %d tokens; "
-                       "expected one of %d widths from %d to %d",
-                       tile, count, tiles[0].tokens, tiles[count - 1].tokens);
-    return MEGAMOE_OK;
+    const mm_cuda_format format = layer->layout.format;
+    const int32_t tile =
+        plan->token_tile ? plan->token_tile : mm_cuda_token_tile(format, promotes(layer), routes);
+    *variant = mm_forward_variant_find(format, tile, promotes(layer));
+    if (*variant)
+        return MEGAMOE_OK;
+    mm_plan_tile tiles[MM_CUDA_TILES_MAX] = {{0}};
+    const int32_t count = mm_cuda_tiles(format, promotes(layer), tiles);
+    return mm_fail(MEGAMOE_EINVAL,
+                   "forward: there is no kernel with tiles of %d tokens; "
+                   "expected one of %d widths from %d to %d",
+                   tile, count, tiles[0].tokens, tiles[count - 1].tokens);
 }
 
 static mm_cuda_rank rank_of(const mm_cuda_call *call) {
@@ -431,15 +402,13 @@ megamoe_status mm_cuda_forward(const mm_cuda_call *calls, int32_t n, const megam
 /* ---- what may be tuned ---- */
 
 bool mm_cuda_has_tile(const mm_cuda_layer *layer, int32_t token_tile) {
-    return mm_forward_variant_find(layer->layout.format, token_tile,
-                                   layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE) != NULL;
+    return mm_forward_variant_find(layer->layout.format, token_tile, promotes(layer)) != NULL;
 }
 
 /* Of a tile, for each rank. */
 static int32_t teams_of(const mm_cuda_workspace *ws, const mm_cuda_layer *layer, int32_t tile) {
     return (int32_t)mm_min(ws->device->max_ctas, MM_CUDA_BLOCKS_MAX) *
-           MM_CUDA_TEAMS(layer->layout.format, tile,
-                         layer->accumulate == MEGAMOE_ACCUMULATE_PROMOTE);
+           MM_CUDA_TEAMS(layer->layout.format, tile, promotes(layer));
 }
 
 int32_t mm_cuda_candidates(const mm_cuda_workspace *workspace, const mm_cuda_layer *layer,
@@ -448,10 +417,10 @@ int32_t mm_cuda_candidates(const mm_cuda_workspace *workspace, const mm_cuda_lay
     const int32_t local = layer->placement->local, fc1_tiles = layer->layout.fc1_tiles;
     const double routes =
         mm_plan_routes(tokens * ws->ranks, ws->shape.topk, ws->shape.physical_experts);
-    mm_plan_tile tiles[TILES_MAX] = {{0}};
-    const int32_t count = tiles_of(layer, tiles);
+    mm_plan_tile tiles[MM_CUDA_TILES_MAX] = {{0}};
+    const int32_t count = mm_cuda_tiles(layer->layout.format, promotes(layer), tiles);
     megamoe_plan built_in = MEGAMOE_INIT(megamoe_plan);
-    built_in.token_tile = mm_plan_token_tile(tiles, count, MM_TILE_READING_COST, routes);
+    built_in.token_tile = mm_cuda_token_tile(layer->layout.format, promotes(layer), routes);
     built_in.lag = mm_plan_lag(teams_of(ws, layer, built_in.token_tile), fc1_tiles,
                                returned_bytes(ws, tokens, 1));
     int32_t found = 0;

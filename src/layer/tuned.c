@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "cuda/tiles.h"
 #include "layer/layer.h"
 #include "megamoe/version.h"
 #include "weights/prepared.h"
@@ -79,6 +80,15 @@ int32_t megamoe_plan_candidates(const megamoe_layer *layer, const megamoe_worksp
     if (!layer || !workspace || !is_tunable(workspace))
         return 0;
     return mm_cuda_candidates(workspace->cuda, &layer->cuda, tokens, plans, plans ? n : 0);
+}
+
+int32_t megamoe_plan_token_tile(const megamoe_layer_desc *desc, megamoe_nvfp4_mode nvfp4,
+                                megamoe_accumulate accumulate, int32_t ranks, int64_t tokens) {
+    if (!desc || desc->experts < 1 || desc->topk < 1 || ranks < 1 || tokens < 0)
+        return 0;
+    return mm_cuda_token_tile(mm_cuda_format_of(desc->format, nvfp4),
+                              accumulate == MEGAMOE_ACCUMULATE_PROMOTE,
+                              mm_plan_routes(tokens * ranks, desc->topk, desc->experts));
 }
 
 /* ---- Plans in use ---- */

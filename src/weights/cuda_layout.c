@@ -11,7 +11,7 @@
 
 enum { PART_ALIGNMENT = 1024 };
 
-static mm_cuda_format format_of(megamoe_format format, megamoe_nvfp4_mode mode) {
+mm_cuda_format mm_cuda_format_of(megamoe_format format, megamoe_nvfp4_mode mode) {
     if (format == MEGAMOE_FORMAT_MXFP4)
         return MM_CUDA_MXFP4;
     return mode == MEGAMOE_NVFP4_FOLDED ? MM_CUDA_NVFP4_FOLDED : MM_CUDA_NVFP4_EXACT;
@@ -26,7 +26,7 @@ static size_t append(size_t *end, size_t bytes) {
 
 mm_cuda_layout mm_cuda_layout_of(const megamoe_layer_desc *desc, megamoe_nvfp4_mode mode) {
     mm_cuda_layout layout = {
-        .format = format_of(desc->format, mode),
+        .format = mm_cuda_format_of(desc->format, mode),
         .hidden_chunks = (int32_t)mm_ceil_div(desc->hidden, MM_CUDA_CHUNK_K),
         .intermediate_chunks = (int32_t)mm_ceil_div(desc->intermediate, MM_CUDA_CHUNK_K),
         .fc1_tiles = (int32_t)mm_ceil_div(desc->intermediate, MM_CUDA_TILE_CHANNELS),

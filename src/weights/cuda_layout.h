@@ -59,6 +59,9 @@ typedef enum mm_cuda_format {
     MM_CUDA_FORMATS
 } mm_cuda_format;
 
+/* The mode counts for NVFP4. */
+mm_cuda_format mm_cuda_format_of(megamoe_format format, megamoe_nvfp4_mode mode);
+
 /* Which k of a block of 128 stands at place 0..127 of its bytes. */
 static inline int32_t mm_cuda_place_k(int32_t place) {
     return 32 * (place / 4 % 4) + 8 * (place / 32) + 4 * (place / 16 % 2) + place % 4;

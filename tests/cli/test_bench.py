@@ -211,6 +211,9 @@ class Plan(BenchCase):
         self.assertGreater(large["token_tiles"], 6 * 1024 / 32 - 1)
         text = self.good("bench", "--dry-run", "--device", "cuda:0")
         self.assertIn("floor", text)
+        chosen = self.result("bench", "--dry-run", "--device", "cuda:0", "--tokens", "1,8192")
+        first, last = (p["token_tile"] for p in chosen["points"])
+        self.assertLess(first, last)
 
     def test_a_file(self):
         file = self.path("l.mmoe")

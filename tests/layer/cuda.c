@@ -305,6 +305,12 @@ T_CASE(measured_plans_are_used) {
     T_CHECK(candidates[1].token_tile == 16 && candidates[1].lag == 5);
     T_EQ_INT(megamoe_plan_candidates(layer, ws, 5, NULL, 0), 2);
     T_EQ_INT(megamoe_plan_candidates(NULL, ws, 5, candidates, 4), 0);
+    const megamoe_layer_desc *desc = &x->m.layer.desc;
+    const int32_t one =
+        megamoe_plan_token_tile(desc, MEGAMOE_NVFP4_EXACT, MEGAMOE_ACCUMULATE_MMA, 1, 4096);
+    T_CHECK(one > 0 && one <= megamoe_plan_token_tile(desc, MEGAMOE_NVFP4_EXACT,
+                                                      MEGAMOE_ACCUMULATE_MMA, 2, 4096));
+    T_EQ_INT(megamoe_plan_token_tile(NULL, MEGAMOE_NVFP4_EXACT, MEGAMOE_ACCUMULATE_MMA, 1, 1), 0);
     T_STATUS(megamoe_use_tuned(NULL, ws, NULL, NULL), MEGAMOE_EINVAL);
     T_STATUS(megamoe_use_tuned(layer, NULL, NULL, NULL), MEGAMOE_EINVAL);
     T_STATUS(megamoe_tuned_key_of(layer, ws, NULL, NULL), MEGAMOE_EINVAL);

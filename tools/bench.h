@@ -49,7 +49,7 @@ typedef struct bench_request {
     bench_config base; /* the first arm */
     option_list arms;  /* the others, as text */
     int64_t layer, experts, seed, capacity, live, rounds, iterations, warm_ups, processes;
-    double seconds, memory_gb, cooldown;
+    double seconds, memory_gb, cooldown, padding;
     bool json, csv, dry_run;
 } bench_request;
 
@@ -113,7 +113,7 @@ typedef struct bench {
 
 /* ---- bench_request.c ---- */
 
-enum { BENCH_CONFIG_OPTIONS = 13, BENCH_OPTIONS = BENCH_CONFIG_OPTIONS + 20 };
+enum { BENCH_CONFIG_OPTIONS = 13, BENCH_OPTIONS = BENCH_CONFIG_OPTIONS + 21 };
 
 bench_request bench_request_default(void);
 /* All options of the command line, with targets in *r. */

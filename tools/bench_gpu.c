@@ -224,6 +224,8 @@ int bench_gpu_time(bench_gpu *m, bench_call call, int n, double *us, double *ske
     TRY(capture(m, call));
     TRY(meet(m));
     for (int i = -m->options.warm_ups; i < n; i++) {
+        if (m->options.padding_us > 0)
+            TRY(gpu_pause(m->g, m->options.padding_us));
         TRY(empty_l2(m, (unsigned char)i));
         if (i >= 0)
             TRY(gpu_mark(m->g, 2 * i));

@@ -47,7 +47,8 @@ typedef struct bench_gpu_options {
     uint64_t seed; /* of the input */
     bench_l2 l2;
     bench_launch launch;
-    int warm_ups; /* calls before those that are timed */
+    int warm_ups;      /* calls before those that are timed */
+    double padding_us; /* of rest before each call */
 } bench_gpu_options;
 
 typedef struct bench_gpu bench_gpu;

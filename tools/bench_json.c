@@ -206,13 +206,13 @@ json_t *bench_json(const bench *b) {
     const bench_request *request = b->request;
     const bench_layer *layer = &b->arms[0].layer;
     json_t *object = json_pack(
-        "{s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:I, s:I, s:I, s:f, s:o}", "schema_version",
-        BENCH_SCHEMA_VERSION, "layer", layer->name, "hidden", layer->desc.hidden, "intermediate",
-        layer->desc.intermediate, "experts", layer->desc.experts, "experts_of_model",
-        layer->all_experts, "topk", layer->desc.topk, "date", b->date, "command", b->command,
-        "seed", (json_int_t)request->seed, "iterations", (json_int_t)request->iterations,
-        "warm_ups", (json_int_t)request->warm_ups, "cooldown_s", request->cooldown, "host",
-        bench_host_json());
+        "{s:i, s:s, s:i, s:i, s:i, s:i, s:i, s:s, s:s, s:I, s:I, s:I, s:f, s:f, s:o}",
+        "schema_version", BENCH_SCHEMA_VERSION, "layer", layer->name, "hidden", layer->desc.hidden,
+        "intermediate", layer->desc.intermediate, "experts", layer->desc.experts,
+        "experts_of_model", layer->all_experts, "topk", layer->desc.topk, "date", b->date,
+        "command", b->command, "seed", (json_int_t)request->seed, "iterations",
+        (json_int_t)request->iterations, "warm_ups", (json_int_t)request->warm_ups, "cooldown_s",
+        request->cooldown, "padding_us", request->padding, "host", bench_host_json());
     if (b->geometry != NULL)
         json_object_set_new(object, "geometry", json_string(b->geometry->name));
     if (b->ranks > 1)

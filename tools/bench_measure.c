@@ -62,6 +62,7 @@ static int round_on_cpu(bench *b, bench_arm *arm, bench_point *p, samples *s) {
         const uint64_t call = (uint64_t)p->rounds * calls + (uint64_t)(i + untimed);
         const uint64_t draw =
             (call + FIRST_FORWARDS) * (uint64_t)b->n_arms + (uint64_t)(arm - b->arms);
+        sleep_seconds(b->request->padding / 1e6);
         TRY(bench_cpu_time(arm->cpu, draw, &sample));
         if (i < 0)
             continue;

@@ -203,7 +203,8 @@ static int open_on_gpu(const bench *b, bench_arm *arm) {
                                        .seed = (uint64_t)b->request->seed,
                                        .l2 = (bench_l2)arm->config.l2,
                                        .launch = (bench_launch)arm->config.launch,
-                                       .warm_ups = (int)b->request->warm_ups};
+                                       .warm_ups = (int)b->request->warm_ups,
+                                       .padding_us = b->request->padding};
     TRY(bench_gpu_open(&options, &arm->gpu));
     gpu_describe(bench_gpu_device(arm->gpu), &arm->facts);
     gpu_get_state(bench_gpu_device(arm->gpu), &arm->state_before);

@@ -16,7 +16,7 @@ static const char *const shared[] = {"schema_version", "layer",    "geometry",  
                                      "intermediate",   "experts",  "topk",       "experts_of_model",
                                      "seed",           "live",     "capacity",   "public_source",
                                      "host",           "warm_ups", "iterations", "cooldown_s",
-                                     "routing"};
+                                     "padding_us",     "routing"};
 
 /* Fields that must be the same. */
 static const char *const geometry[] = {"hidden", "intermediate", "topk"};

@@ -39,6 +39,8 @@ void bench_request_options(bench_request *r, option_spec options[BENCH_OPTIONS])
         {"warm-up", OPTION_INTEGER, &r->warm_ups, "N", "forwards before those (10; CPU: 0)", 0,
          BENCH_MAX_ITERATIONS},
         {"cooldown", OPTION_NUMBER, &r->cooldown, "S", "seconds to rest before them (0)", 0, 3600},
+        {"padding", OPTION_NUMBER, &r->padding, "US", "microseconds to rest before each (0)", 0,
+         1e6},
         {"seconds", OPTION_NUMBER, &r->seconds, "S", "CPU: for each batch size and arm (2)", 0,
          3600},
         {"processes", OPTION_INTEGER, &r->processes, "N",

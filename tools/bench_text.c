@@ -102,10 +102,11 @@ static void print_host(const json_t *result) {
 static void print_method(const json_t *arm, const json_t *points) {
     const json_t *first = json_array_get(points, 0);
     const size_t rounds = json_array_size(json_object_get(first, "rounds_us"));
-    report_line("rounds", "%zu%s of %.0f, each by %.0f untimed, cooldown %g s, seed %.0f", rounds,
-                result_has(first, "runs") ? " or more" : "", result_number(arm, "iterations"),
-                result_number(arm, "warm_ups"), result_number(arm, "cooldown_s"),
-                result_number(arm, "seed"));
+    report_line(
+        "rounds", "%zu%s of %.0f, each by %.0f untimed, cooldown %g s, padding %g us, seed %.0f",
+        rounds, result_has(first, "runs") ? " or more" : "", result_number(arm, "iterations"),
+        result_number(arm, "warm_ups"), result_number(arm, "cooldown_s"),
+        result_number(arm, "padding_us"), result_number(arm, "seed"));
 }
 
 static void print_build(const json_t *arm) {

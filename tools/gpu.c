@@ -91,7 +91,7 @@ struct gpu {
     int n_allocations;
     event_handle marks[GPU_MAX_MARKS];
     module_handle module; /* of the kernel that reads, once it is needed */
-    function_handle read;
+    function_handle read, pause;
 };
 
 /* ISO C has no conversion between pointers to objects and to functions; POSIX has. */
@@ -221,47 +221,75 @@ int gpu_fill(gpu *g, void *memory, unsigned char byte, size_t bytes) {
 }
 
 /*
- * Reads words of 16 bytes, `step` threads one after the other each. Volatile loads bypass L1 and
- * are made although nothing uses what they bring.
+ * read_through reads words of 16 bytes, `step` threads one after the other each. Volatile loads
+ * bypass L1 and are made although nothing uses what they bring. pause waits by the clock that all
+ * multiprocessors have in common.
  */
-static const char read_ptx[] =
-    ".version 8.0\n"
-    ".target sm_90\n"
-    ".address_size 64\n"
-    ".visible .entry read_through(.param .u64 memory, .param .u64 words)\n"
-    "{\n"
-    ".reg .pred %p;\n"
-    ".reg .b32 %r<5>, %v<4>;\n"
-    ".reg .b64 %word, %words, %step, %memory, %address;\n"
-    "ld.param.u64 %memory, [memory];\n"
-    "ld.param.u64 %words, [words];\n"
-    "cvta.to.global.u64 %memory, %memory;\n"
-    "mov.u32 %r0, %ctaid.x;\n"
-    "mov.u32 %r1, %ntid.x;\n"
-    "mov.u32 %r2, %tid.x;\n"
-    "mov.u32 %r3, %nctaid.x;\n"
-    "mad.lo.u32 %r0, %r0, %r1, %r2;\n"
-    "mul.lo.u32 %r4, %r1, %r3;\n"
-    "cvt.u64.u32 %word, %r0;\n"
-    "cvt.u64.u32 %step, %r4;\n"
-    "next:\n"
-    "setp.ge.u64 %p, %word, %words;\n"
-    "@%p bra done;\n"
-    "shl.b64 %address, %word, 4;\n"
-    "add.u64 %address, %memory, %address;\n"
-    "ld.volatile.global.v4.u32 {%v0, %v1, %v2, %v3}, [%address];\n"
-    "add.u64 %word, %word, %step;\n"
-    "bra next;\n"
-    "done:\n"
-    "ret;\n"
-    "}\n";
+static const char ptx[] = ".version 8.0\n"
+                          ".target sm_90\n"
+                          ".address_size 64\n"
+                          ".visible .entry pause(.param .u64 nanoseconds)\n"
+                          "{\n"
+                          ".reg .pred %p;\n"
+                          ".reg .b64 %begin, %now, %nanoseconds;\n"
+                          "ld.param.u64 %nanoseconds, [nanoseconds];\n"
+                          "mov.u64 %begin, %globaltimer;\n"
+                          "wait:\n"
+                          "mov.u64 %now, %globaltimer;\n"
+                          "sub.u64 %now, %now, %begin;\n"
+                          "setp.lt.u64 %p, %now, %nanoseconds;\n"
+                          "@%p bra wait;\n"
+                          "ret;\n"
+                          "}\n"
+                          ".visible .entry read_through(.param .u64 memory, .param .u64 words)\n"
+                          "{\n"
+                          ".reg .pred %p;\n"
+                          ".reg .b32 %r<5>, %v<4>;\n"
+                          ".reg .b64 %word, %words, %step, %memory, %address;\n"
+                          "ld.param.u64 %memory, [memory];\n"
+                          "ld.param.u64 %words, [words];\n"
+                          "cvta.to.global.u64 %memory, %memory;\n"
+                          "mov.u32 %r0, %ctaid.x;\n"
+                          "mov.u32 %r1, %ntid.x;\n"
+                          "mov.u32 %r2, %tid.x;\n"
+                          "mov.u32 %r3, %nctaid.x;\n"
+                          "mad.lo.u32 %r0, %r0, %r1, %r2;\n"
+                          "mul.lo.u32 %r4, %r1, %r3;\n"
+                          "cvt.u64.u32 %word, %r0;\n"
+                          "cvt.u64.u32 %step, %r4;\n"
+                          "next:\n"
+                          "setp.ge.u64 %p, %word, %words;\n"
+                          "@%p bra done;\n"
+                          "shl.b64 %address, %word, 4;\n"
+                          "add.u64 %address, %memory, %address;\n"
+                          "ld.volatile.global.v4.u32 {%v0, %v1, %v2, %v3}, [%address];\n"
+                          "add.u64 %word, %word, %step;\n"
+                          "bra next;\n"
+                          "done:\n"
+                          "ret;\n"
+                          "}\n";
+
+static int load_kernels(gpu *g) {
+    if (g->module != NULL)
+        return EXIT_DONE;
+    TRY_DRIVER(g, g->cu.module_load(&g->module, ptx), "the benchmark's kernels");
+    TRY_DRIVER(g, g->cu.module_function(&g->read, g->module, "read_through"),
+               "a kernel that reads memory");
+    TRY_DRIVER(g, g->cu.module_function(&g->pause, g->module, "pause"), "a kernel that waits");
+    return EXIT_DONE;
+}
+
+int gpu_pause(gpu *g, double microseconds) {
+    TRY(load_kernels(g));
+    unsigned long long nanoseconds = (unsigned long long)(microseconds * 1e3);
+    void *arguments[] = {&nanoseconds};
+    TRY_DRIVER(g, g->cu.launch(g->pause, 1, 1, 1, 1, 1, 1, 0, g->stream, arguments, NULL),
+               "waiting on the GPU");
+    return EXIT_DONE;
+}
 
 int gpu_read(gpu *g, const void *memory, size_t bytes) {
-    if (g->read == NULL) {
-        TRY_DRIVER(g, g->cu.module_load(&g->module, read_ptx), "a kernel that reads memory");
-        TRY_DRIVER(g, g->cu.module_function(&g->read, g->module, "read_through"),
-                   "a kernel that reads memory");
-    }
+    TRY(load_kernels(g));
     int multiprocessors;
     TRY_DRIVER(g, g->cu.device_attribute(&multiprocessors, MULTIPROCESSORS, g->device),
                "the number of multiprocessors");

@@ -37,6 +37,9 @@ int gpu_download(gpu *g, void *to, const void *from, size_t bytes);
 int gpu_fill(gpu *g, void *memory, unsigned char byte, size_t bytes);
 /* Reads it through, a multiple of 16 bytes, so that L2 holds its end, unchanged, and no other. */
 int gpu_read(gpu *g, const void *memory, size_t bytes);
+
+/* Enqueues a kernel that does nothing for so long. */
+int gpu_pause(gpu *g, double microseconds);
 int gpu_wait(gpu *g);
 
 /* A graph of what is enqueued on the stream between begin and end, which pair in any case. */

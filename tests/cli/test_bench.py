@@ -125,8 +125,10 @@ class Arms(BenchCase):
         self.assertEqual(result["points"][0]["experts_touched"], result["topk"])
 
     def test_cooldown_and_warm_up(self):
-        result = self.result(*SMALL, "--rounds", 1, "--cooldown", 0.01, "--warm-up", 1)
-        self.assertEqual((result["cooldown_s"], result["warm_ups"]), (0.01, 1))
+        result = self.result(*SMALL, "--rounds", 1, "--cooldown", 0.01, "--warm-up", 1,
+                             "--padding", 500)
+        self.assertEqual((result["cooldown_s"], result["warm_ups"], result["padding_us"]),
+                         (0.01, 1, 500))
 
 
 class Refusals(BenchCase):
@@ -280,7 +282,7 @@ class FakeGpu(BenchCase):
 
     def test_live(self):
         result = self.result("bench", "--device", "cuda", "--tokens", "64", "--rounds", 1,
-                             "--iterations", 1, "--live", 2, env=FAKE)
+                             "--iterations", 1, "--live", 2, "--padding", 10, env=FAKE)
         p = result["points"][0]
         self.assertEqual(p["routes_received"], 12)
         self.assertLessEqual(p["experts_active"], 12)

@@ -52,7 +52,7 @@ static int open_file(file *f) {
     json_error_t error;
     f->result = json_load_file(f->path, 0, &error);
     if (f->result == NULL)
-        return report_error("%s:%d: %s", f->path, error.line, error.text);
+        return report_json_error(f->path, &error);
     if (result_arms(f->result) == 0)
         return report_error("%s: \"arms\" is empty or no array", f->path);
     for (size_t i = 0; i < result_arms(f->result); i++) {

@@ -115,10 +115,8 @@ static int read_files(const char *const *paths, plot_file *files, int *n) {
             continue;
         }
         files[*n] = (plot_file){paths[*n], json_load_file(paths[*n], 0, &error)};
-        if (files[*n].json == NULL && error.line < 0)
-            return report_error("%s: %s", paths[*n], error.text);
         if (files[*n].json == NULL)
-            return report_error("%s: line %d: %s", paths[*n], error.line, error.text);
+            return report_json_error(paths[*n], &error);
     }
     return EXIT_DONE;
 }

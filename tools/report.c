@@ -15,6 +15,12 @@ int(report_error)(const char *format, ...) {
     return EXIT_BAD_INPUT;
 }
 
+int report_json_error(const char *path, const json_error_t *error) {
+    if (error->line < 0) /* it was not opened */
+        return report_error("%s: %s", path, error->text);
+    return report_error("%s: line %d: %s", path, error->line, error->text);
+}
+
 int report_failure(megamoe_status status) {
     const char *message = megamoe_last_error();
     report_error("%s", *message != '\0' ? message : megamoe_status_text(status));

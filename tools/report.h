@@ -17,6 +17,8 @@ int report_error(const char *format, ...) REPORT_FORMAT(1, 2);
 
 /* Prints the library's last error. Returns the exit code that `status` calls for. */
 int report_failure(megamoe_status status);
+/* Prints why a JSON file was not read. Returns EXIT_BAD_INPUT. */
+int report_json_error(const char *path, const json_error_t *error);
 
 #ifdef __clang_analyzer__ /* which does not see into the other file */
 #define report_error(...) (report_error(__VA_ARGS__), EXIT_BAD_INPUT)

@@ -121,7 +121,7 @@ class Refusals(CompareCase):
                 self.fails(2, ["bad.json"], "compare", good, self.file("bad.json", content))
         with open(self.path("bad.json"), "w") as file:
             file.write("{")
-        self.fails(2, ["bad.json:1"], "compare", self.path("bad.json"), good)
+        self.fails(2, ["bad.json: line 1"], "compare", self.path("bad.json"), good)
 
     def test_damaged_rounds(self):
         for rounds, fits in [([], True), (3, True), (["x"], False), ([0] * 10, False),

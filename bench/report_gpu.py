@@ -33,10 +33,16 @@ def title_of(run):
     return ", ".join(words)
 
 
+def calls_of(run):
+    rounds = len(run["points"][0].get("rounds_us", [])) or 1
+    calls = f"{run['iterations']} calls" if rounds == 1 else f"{rounds} rounds of {run['iterations']} calls"
+    return f"{calls} of each batch, after {run['warm_ups']}" if "warm_ups" in run else calls + " of each batch"
+
+
 def table_of(name, run):
     ceilings = run["ceilings"]
     print(f"\n## {title_of(run)}\n")
-    print(f"[{name}]({name}), {run['date']}: `{run['command']}`. Read {ceilings['read_gbs'][0]:.0f} and "
+    print(f"[{name}]({name}), {run['date']}: `{run['command']}`: {calls_of(run)}. Read {ceilings['read_gbs'][0]:.0f} and "
           f"{ceilings['read_gbs'][1]:.0f} GB/s, E4M3 {ceilings['mma_tflops'][0]:.0f} and "
           f"{ceilings['mma_tflops'][1]:.0f} TFLOP/s, before and after. Workspace for "
           f"{run['capacity']} tokens: {run['workspace_bytes'] / 1e6:.0f} MB.\n")

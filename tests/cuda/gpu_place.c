@@ -335,7 +335,8 @@ static void check_threads(int32_t ranks, int32_t gpus) {
     for (int32_t r = 0; r < ranks; r++) {
         t.g[r].r = (rank){.rank = r, .ranks = ranks, .comm = t.p.comms[r]};
         t.threads.rank[r].rank = r;
-        gpu_rank_open(&t.g[r], &x.s, r % gpus, ranks > gpus ? 32 : 0); /* side by side */
+        /* Ranks on one GPU leave each other blocks: they wait for each other. */
+        gpu_rank_open(&t.g[r], &x.s, r % gpus, ranks > gpus ? 32 : 0);
     }
     fleet_each(&t.threads, create_rank, &t);
     for (int32_t r = 0; r < ranks; r++) {

@@ -31,6 +31,7 @@ MM_DEVICE void mm_set_up(const mm_block *b) {
     for (int32_t r = threadIdx.x; r < b->args->ranks; r += THREADS)
         ((uint16_t **)(b->smem + RESULTS))[r] =
             (uint16_t *)(b->rank->windows[r] + b->args->window.results);
+    mm_divide_sums(b);
     if (threadIdx.x == 0) {
         b->words->stop = 0;
         b->words->next = 0;
@@ -256,6 +257,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 mm_dispatch(common, INT32_MAX);
                 if (threadIdx.x == THREADS - 32)
                     mm_trace_block(common, MM_CUDA_STAMP_DISPATCHED_LAST);
+                __syncwarp();
+                mm_combine_beside(common);
             }
         }
     }

@@ -5,7 +5,7 @@
  *   math       two warpgroups a team, with two of a tile's four 64-row chunks each
  *   producer   a warp a team: claims tiles, waits for what they depend on, feeds the ring
  *   finisher   a warp a team: stores what math has left in shared memory, tells who waits for it
- *   dispatch   the third warpgroup's other two warps where there is one team
+ *   dispatch   the third warpgroup's other two warps where there is one team; then they sum tokens
  */
 #ifndef MM_CUDA_KERNELS_SHARED_CUH
 #define MM_CUDA_KERNELS_SHARED_CUH
@@ -50,7 +50,9 @@ enum {
     BLOCK = TIMES + 8 * MM_CUDA_TIMES,       /* mm_block, for roles with few registers */
     ORDER = BLOCK + 128,                     /* int4 [ORDER_ROUTES] */
     ORDER_ROUTES = 48,
-    FIRST_TEAM = (ORDER + 16 * ORDER_ROUTES + 1023) / 1024 * 1024
+    SUMMED = ORDER + 16 * ORDER_ROUTES, /* a bit for each of the block's units of the sum */
+    CLAIMABLE = 1024,                   /* units that have one */
+    FIRST_TEAM = (SUMMED + CLAIMABLE / 8 + 1023) / 1024 * 1024
 };
 
 /* Places in a team's. */
@@ -96,6 +98,12 @@ typedef struct mm_words {
     int32_t stop;  /* nothing more is to be computed */
     int32_t next;  /* of this block's routes to dispatch */
     int32_t units; /* token tiles of this rank */
+    /* The top-k sum (combine.cuh). */
+    int32_t span;      /* segments of a unit */
+    int32_t parts;     /* units of a token */
+    int32_t own_units; /* that this block claims, of its own tokens; 0: units are dealt out */
+    int32_t next_unit; /* of those, that math is to look at */
+    int32_t combining; /* math has come to sum */
 } mm_words;
 
 /* One block's view of the forward. */

@@ -2,10 +2,9 @@
 /*
  * The weighted top-k sum: every token's rows in slot order, as they come back.
  *
- * A unit is a part of a token that one warp sums. Few units are dealt out to the math warps of all
- * blocks. Of many tokens each block sums its own, and units are claimed: by the dispatch warps,
- * whose routes are sent by then, as tokens become complete while math multiplies; what is left when
- * its tiles end, math takes.
+ * Few tokens are dealt out in parts to the math warps of all blocks. Of many, each block has its
+ * own, whole: its dispatch warps, whose routes are sent by then, take them as they become complete
+ * while math multiplies, and math takes those that are left when its tiles end.
  */
 #ifndef MM_CUDA_KERNELS_COMBINE_CUH
 #define MM_CUDA_KERNELS_COMBINE_CUH
@@ -18,10 +17,17 @@ enum {
     SEGMENTS_AT_ONCE = TEAMS == 1 ? 2 : 1, /* eight warps need more than sixteen */
     SLOTS_AT_ONCE = 8,
     BESIDE_SEGMENTS_AT_ONCE = 2, /* for the dispatch warps, with fewer registers */
-    BESIDE_SLOTS_AT_ONCE = 4,
-    BESIDE_WARPS = 2,
-    SWEEP_NS = 5000 /* between looks at tokens of which none was complete */
+    BESIDE_SLOTS_AT_ONCE = 6,
+    BESIDE_WARPS = 2, /* the last ones */
+    SWEEP_NS = 5000   /* between looks at tokens of which none was complete */
 };
+
+/* threadIdx.x % 32, read anew: what follows from it is not to stay in registers. */
+MM_DEVICE int32_t mm_lane(void) {
+    int32_t lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
 
 /* Adds eight BF16. */
 MM_DEVICE void mm_add_piece(float (&sum)[8], uint4 piece) {
@@ -33,7 +39,7 @@ MM_DEVICE void mm_add_piece(float (&sum)[8], uint4 piece) {
     }
 }
 
-MM_DEVICE void mm_store_piece(const mm_block *b, int64_t token, int32_t channel,
+MM_DEVICE void mm_store_piece(const mm_block *b, uint32_t token, int32_t channel,
                               const float (&sum)[8]) {
     const int32_t hidden = b->args->hidden;
     uint32_t words[4];
@@ -64,17 +70,13 @@ MM_DEVICE void mm_divide_sums(const mm_block *b) {
         return;
     const int32_t blocks = b->args->blocks, workers = blocks * MATH_WARPS;
     const int32_t segments = (b->args->hidden + SEGMENT - 1) / SEGMENT;
-    /* Few tokens are spread over many warps; of many, a warp takes whole ones. */
-    const int32_t span = (int64_t)b->tokens * segments <= 4 * workers ? 1
-                         : b->tokens >= 4 * workers                   ? segments
-                                                                      : 4;
-    const int32_t parts = (segments + span - 1) / span;
-    const bool many = TEAMS == 1 && b->tokens >= workers;
+    const bool many = b->tokens >= (TEAMS == 1 ? 1 : 4) * workers;
+    const int32_t span = (int64_t)b->tokens * segments <= 4 * workers ? 1 : many ? segments : 4;
     mm_words *words = b->words;
     words->span = span;
-    words->parts = parts;
-    words->own_units = many ? (b->tokens - b->block + blocks - 1) / blocks * parts : 0;
-    words->next_unit = 0;
+    words->parts = (segments + span - 1) / span;
+    words->own = TEAMS == 1 && many ? (b->tokens - b->block + blocks - 1) / blocks : 0;
+    words->next_own = 0;
     words->combining = 0;
 }
 
@@ -83,21 +85,21 @@ MM_DEVICE int32_t mm_own_token(const mm_block *b, int32_t i) {
     return b->block + i * b->args->blocks;
 }
 
-/* Whether one of this block's units was still to be had, and is the caller's now. By one thread.
- * Units for which there is no bit only mm_next_unit hands out. */
-MM_DEVICE bool mm_claim_unit(const mm_block *b, int32_t unit) {
-    const uint32_t bit = 1u << unit % 32;
-    return unit >= CLAIMABLE || !(atomicOr((uint32_t *)(b->smem + SUMMED) + unit / 32, bit) & bit);
+/* Whether one of this block's tokens was still to be had, and is the caller's now. By one thread.
+ * Only mm_next_own hands out those for which there is no bit. */
+MM_DEVICE bool mm_claim_own(const mm_block *b, int32_t i) {
+    const uint32_t bit = 1u << i % 32;
+    return i >= CLAIMABLE || !(atomicOr((uint32_t *)(b->smem + SUMMED) + i / 32, bit) & bit);
 }
 
-/* The next of this block's units that nobody has claimed; own_units or more: none. By a warp. */
-MM_DEVICE int32_t mm_next_unit(const mm_block *b) {
-    int32_t unit = 0;
-    if (threadIdx.x % 32 == 0)
+/* The next of this block's tokens that nobody has claimed; `own` or more: none. By a warp. */
+MM_DEVICE int32_t mm_next_own(const mm_block *b, int32_t own) {
+    int32_t i = 0;
+    if (mm_lane() == 0)
         do
-            unit = atomicAdd(&b->words->next_unit, 1);
-        while (unit < b->words->own_units && !mm_claim_unit(b, unit));
-    return __shfl_sync(~0u, unit, 0);
+            i = atomicAdd(&b->words->next_own, 1);
+        while (i < own && !mm_claim_own(b, i));
+    return __shfl_sync(~0u, i, 0);
 }
 
 /* The words that say which of a token's routes are back: [topk]. */
@@ -108,7 +110,7 @@ MM_DEVICE const uint32_t *mm_returned(const mm_block *b, int64_t token) {
 
 /* Until all routes of the token (slots in `mask`) are back; false once this rank has given up. */
 MM_DEVICE bool mm_await_routes(const mm_block *b, int64_t token, uint32_t mask) {
-    const int32_t lane = threadIdx.x % 32;
+    const int32_t lane = mm_lane();
     const uint32_t *returned = mm_returned(b, token);
     bool going = true;
     if (mask >> lane & 1) {
@@ -121,46 +123,57 @@ MM_DEVICE bool mm_await_routes(const mm_block *b, int64_t token, uint32_t mask) 
     return __all_sync(~0u, going);
 }
 
-/* One unit, as soon as its rows are back; false once this rank has given up. By a warp. */
+/* A pointer that the optimizer knows nothing of: it computes no others ahead, for which registers
+ * are missing. */
+MM_DEVICE const uint8_t *mm_kept_place(const uint8_t *place) {
+    asm volatile("" : "+l"(place));
+    return place;
+}
+
+/* One part, as soon as its rows are back; false once this rank has given up. By a warp. */
 template <int32_t SEGMENTS, int32_t SLOTS>
 MM_DEVICE bool mm_sum(const mm_block *b, int32_t token, int32_t part) {
     const mm_cuda_forward_args *args = b->args;
-    const int32_t lane = threadIdx.x % 32, topk = args->topk;
+    const int32_t lane = mm_lane(), topk = args->topk;
     const int64_t route = (int64_t)token * topk;
     const int32_t id = lane < topk ? b->rank->staged.ids[route + lane] : -1;
     const uint32_t mask = __ballot_sync(~0u, id >= 0);
     if (!mm_await_routes(b, token, mask))
         return false;
     const int32_t span = b->words->span;
-    int32_t segment = part * span;
-    const int32_t left = (args->hidden + SEGMENT - 1) / SEGMENT - segment;
-    const int32_t last = segment + (span < left ? span : left);
-    const uint32_t stride = (uint32_t)args->results_stride;
-    const uint16_t *from =
-        (const uint16_t *)(b->rank->windows[b->rank->rank] + args->window.results) +
-        route * stride + segment * SEGMENT + lane * 8;
-    for (; segment < last; segment += SEGMENTS, from += SEGMENTS * SEGMENT) {
+    int32_t channel = part * span * SEGMENT;
+    int32_t left = (args->hidden - channel + SEGMENT - 1) / SEGMENT; /* segments */
+    left = left < span ? left : span;
+    channel += mm_lane() * 8;
+    const uint32_t stride = (uint32_t)args->results_stride * 2;
+    const uint8_t *from =
+        b->rank->windows[b->rank->rank] + args->window.results + route * stride + channel * 2;
+    for (; left > 0; left -= SEGMENTS) {
         float sum[SEGMENTS][8] = {};
-        const uint16_t *row = from;
+        const uint8_t *row = from;
         for (uint32_t slots = mask; slots; slots >>= SLOTS) {
             uint4 pieces[SLOTS][SEGMENTS];
 #pragma unroll
-            for (int32_t i = 0; i < SLOTS; i++, row += stride)
+            for (int32_t i = 0; i < SLOTS; i++) {
 #pragma unroll
                 for (int32_t n = 0; n < SEGMENTS; n++)
-                    if (slots >> i & 1 && segment + n < last)
-                        pieces[i][n] = mm_load_16_l2(row + n * SEGMENT);
+                    if (slots >> i & 1 && (n == 0 || n < left))
+                        pieces[i][n] = mm_load_16_l2(row + n * SEGMENT * 2);
+                row = mm_kept_place(row + stride);
+            }
 #pragma unroll
             for (int32_t i = 0; i < SLOTS; i++)
 #pragma unroll
                 for (int32_t n = 0; n < SEGMENTS; n++)
-                    if (slots >> i & 1 && segment + n < last)
+                    if (slots >> i & 1 && (n == 0 || n < left))
                         mm_add_piece(sum[n], pieces[i][n]);
         }
 #pragma unroll
         for (int32_t n = 0; n < SEGMENTS; n++)
-            if (segment + n < last)
-                mm_store_piece(b, token, (segment + n) * SEGMENT + lane * 8, sum[n]);
+            if (n == 0 || n < left)
+                mm_store_piece(b, token, channel + n * SEGMENT, sum[n]);
+        from += SEGMENTS * SEGMENT * 2;
+        channel += SEGMENTS * SEGMENT;
     }
     return true;
 }
@@ -171,16 +184,15 @@ MM_DEVICE void mm_combine(const mm_block *b) {
     *(volatile int32_t *)&words->combining = 1;
     if (*(volatile int32_t *)&words->stop)
         return;
-    const int32_t parts = words->parts, own = words->own_units;
+    const int32_t parts = words->parts, own = words->own;
     int64_t dealt = b->block * MATH_WARPS + (int32_t)(threadIdx.x / 32);
     for (;;) {
-        int32_t token, part;
+        int32_t token, part = 0;
         if (own) {
-            const int32_t unit = mm_next_unit(b);
-            if (unit >= own)
+            const int32_t i = mm_next_own(b, own);
+            if (i >= own)
                 return;
-            token = mm_own_token(b, unit / parts);
-            part = unit % parts;
+            token = mm_own_token(b, i);
         } else {
             if (dealt >= (int64_t)b->tokens * parts)
                 return;
@@ -211,53 +223,43 @@ MM_DEVICE bool mm_beside_ends(const mm_block *b) {
     return __any_sync(~0u, words->stop | words->combining);
 }
 
-/* All parts of one of this block's complete tokens; false: to sum no more. */
-MM_DEVICE bool mm_sum_beside(const mm_block *b, int32_t own) {
-    for (int32_t part = 0; part < b->words->parts; part++) {
-        if (mm_beside_ends(b))
-            return false;
-        const bool claimed =
-            threadIdx.x % 32 == 0 && mm_claim_unit(b, own * b->words->parts + part);
-        if (__any_sync(~0u, claimed) &&
-            !mm_sum<BESIDE_SEGMENTS_AT_ONCE, BESIDE_SLOTS_AT_ONCE>(b, mm_own_token(b, own), part))
-            return false;
-    }
-    return true;
-}
-
-/* The block's tokens beginning with `own`, of which each lane has one that no other takes before
- * math comes: the complete ones that are not summed. *left: others are not complete. */
-MM_DEVICE uint32_t mm_sweep(const mm_block *b, int32_t own, bool *left) {
-    const mm_words *words = b->words;
-    const int32_t i = own + BESIDE_WARPS * (int32_t)(threadIdx.x % 32);
-    const int32_t end = (i + 1) * words->parts; /* the last part is claimed last */
+/* Of the block's tokens i, i + 2, ..., one for each lane: those that are complete and not claimed.
+ * Rests where there are none yet; *left: some are not complete. */
+MM_DEVICE uint32_t mm_sweep(const mm_block *b, int32_t i, bool *left) {
+    i += BESIDE_WARPS * mm_lane();
     const volatile uint32_t *summed = (const volatile uint32_t *)(b->smem + SUMMED);
-    const bool open = end <= words->own_units && end <= CLAIMABLE &&
-                      !(summed[(end - 1) / 32] >> (end - 1) % 32 & 1);
+    const bool open = i < b->words->own && i < CLAIMABLE && !(summed[i / 32] >> i % 32 & 1);
     const bool complete = open && mm_seems_complete(b, mm_own_token(b, i));
-    *left |= __any_sync(~0u, open && !complete);
-    return __ballot_sync(~0u, complete);
+    const uint32_t set = __ballot_sync(~0u, complete);
+    if (__any_sync(~0u, open && !complete)) {
+        *left = true;
+        if (!set)
+            __nanosleep(SWEEP_NS);
+    }
+    return set;
 }
 
 /*
  * By a dispatch warp that has sent its routes: sums this block's tokens as they become complete. It
- * never waits for one, and leaves when math has come to sum what is left.
+ * never waits for one, and leaves when math has come to sum those that are left.
  */
 MM_DEVICE void mm_combine_beside(const mm_block *b) {
-    const int32_t warp = (int32_t)(threadIdx.x / 32) - (WARPS - BESIDE_WARPS);
-    bool left, found;
+    bool left;
     do {
-        left = found = false;
-        for (int32_t own = warp; own * b->words->parts < b->words->own_units;
-             own += BESIDE_WARPS * 32)
-            for (uint32_t set = mm_sweep(b, own, &left); set; set &= set - 1) {
-                found = true;
-                if (!mm_sum_beside(b, own + BESIDE_WARPS * (__ffs(set) - 1)))
+        left = false;
+        for (int32_t i0 = (int32_t)(threadIdx.x / 32) % BESIDE_WARPS; i0 < b->words->own;
+             i0 += BESIDE_WARPS * 32) {
+            for (uint32_t set = mm_sweep(b, i0, &left); set; set &= set - 1) {
+                const int32_t i = i0 + BESIDE_WARPS * (__ffs(set) - 1);
+                if (__any_sync(~0u, mm_lane() == 0 && mm_claim_own(b, i)))
+                    mm_sum<BESIDE_SEGMENTS_AT_ONCE, BESIDE_SLOTS_AT_ONCE>(b, mm_own_token(b, i), 0);
+                if (mm_beside_ends(b))
                     return;
             }
-        if (left && !found)
-            __nanosleep(SWEEP_NS);
-    } while (left && !mm_beside_ends(b));
+            if (mm_beside_ends(b))
+                return;
+        }
+    } while (left);
 }
 
 #endif

@@ -50,8 +50,8 @@ enum {
     BLOCK = TIMES + 8 * MM_CUDA_TIMES,       /* mm_block, for roles with few registers */
     ORDER = BLOCK + 128,                     /* int4 [ORDER_ROUTES] */
     ORDER_ROUTES = 48,
-    SUMMED = ORDER + 16 * ORDER_ROUTES, /* a bit for each of the block's units of the sum */
-    CLAIMABLE = 1024,                   /* units that have one */
+    SUMMED = ORDER + 16 * ORDER_ROUTES, /* a bit for each of the block's own tokens */
+    CLAIMABLE = 1024,                   /* tokens that have one */
     FIRST_TEAM = (SUMMED + CLAIMABLE / 8 + 1023) / 1024 * 1024
 };
 
@@ -99,10 +99,10 @@ typedef struct mm_words {
     int32_t next;  /* of this block's routes to dispatch */
     int32_t units; /* token tiles of this rank */
     /* The top-k sum (combine.cuh). */
-    int32_t span;      /* segments of a unit */
-    int32_t parts;     /* units of a token */
-    int32_t own_units; /* that this block claims, of its own tokens; 0: units are dealt out */
-    int32_t next_unit; /* of those, that math is to look at */
+    int32_t span;      /* segments of a part */
+    int32_t parts;     /* of a token */
+    int32_t own;       /* tokens that are this block's; 0: parts are dealt out */
+    int32_t next_own;  /* of those, that math is to look at */
     int32_t combining; /* math has come to sum */
 } mm_words;
 

@@ -17,7 +17,7 @@ enum {
     SEGMENTS_AT_ONCE = TEAMS == 1 ? 2 : 1, /* eight warps need more than sixteen */
     SLOTS_AT_ONCE = 8,
     BESIDE_SEGMENTS_AT_ONCE = 2, /* for the dispatch warps, with fewer registers */
-    BESIDE_SLOTS_AT_ONCE = 6,
+    BESIDE_SLOTS_AT_ONCE = 5,
     BESIDE_WARPS = 2, /* the last ones */
     SWEEP_NS = 5000   /* between looks at tokens of which none was complete */
 };

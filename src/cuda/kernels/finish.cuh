@@ -20,14 +20,6 @@ typedef struct mm_rows {
     float bias[2];
 } mm_rows;
 
-/* threadIdx.x, read anew: what follows from it is not to stay in registers while the main loop
- * runs. */
-MM_DEVICE uint32_t mm_thread(void) {
-    uint32_t thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    return thread;
-}
-
 MM_DEVICE mm_rows mm_rows_of(const mm_tile *tile, bool has_bias, int32_t m) {
     const uint32_t thread = mm_thread();
     const uint32_t warp = thread / 32 % TEAM_WARPS, g = thread % 32 / 4;
@@ -52,6 +44,14 @@ MM_DEVICE float mm_times_global(float x, float global) {
 }
 
 /* ---- FC1 ---- */
+
+/* Groups of eight columns that the activation takes at once. */
+enum {
+    AT_ONCE = TEAMS == 1 && MM_N % 16 == 0 ? 2 : 1,
+    VALUES = 4 * AT_ONCE, /* of a lane */
+    PARTS = TEAMS == 1 && MM_N % (16 * AT_ONCE) == 0 ? 2 : 1,
+    PART_SUMS = MM_N / 2 / PARTS
+};
 
 /*
  * Quotients whose operands are far from the ends of FP32's range, rounded to nearest: a reciprocal
@@ -114,41 +114,51 @@ MM_DEVICE mm_gate_up mm_scaled(float gate, float up, float scale, float tiny, fl
 }
 
 /*
- * Columns 8 j + 2 c and the next of a lane's 64-row chunks: gates and ups to h, in place of the
- * gates. Four values at once, so that their long chains of operations run side by side.
+ * Columns 8 j + 2 c and the next of a lane's 64-row chunks, AT_ONCE groups of eight columns: gates
+ * and ups to h, in place of the gates. All values at once, so that their long chains of operations
+ * run side by side.
  */
 MM_DEVICE void mm_activate(const mm_cuda_forward_args *args, const mm_cuda_record *records,
                            const mm_rows *rows, float gate_global, float up_global, float *s0,
                            float *s1) {
     float *const sums[2] = {s0, s1};
-    mm_cuda_record record[2];
-    float h[4];
+    mm_cuda_record record[AT_ONCE][2];
+    float h[VALUES];
     bool ordinary = true;
 #pragma unroll
-    for (int32_t k = 0; k < 2; k++) {
-        *(int4 *)&record[k] = *(const int4 *)&records[k];
-        ordinary &= !(record[k].rank & MM_CUDA_TINY);
-    }
+    for (int32_t j = 0; j < AT_ONCE; j++)
 #pragma unroll
-    for (int32_t i = 0; i < 4; i++) {
-        const int32_t m = i / 2, k = i % 2;
-        const mm_gate_up x = mm_scaled(sums[m][k], sums[m][2 + k], record[k].scale, 1.0f,
-                                       gate_global, up_global, &rows[m]);
-        h[i] = mm_gated_fast(x.gate, x.up, args, &ordinary);
-    }
-    if (!ordinary) {
+        for (int32_t k = 0; k < 2; k++) {
+            *(int4 *)&record[j][k] = *(const int4 *)&records[8 * j + k];
+            ordinary &= !(record[j][k].rank & MM_CUDA_TINY);
+        }
+#pragma unroll
+    for (int32_t j = 0; j < AT_ONCE; j++)
 #pragma unroll
         for (int32_t i = 0; i < 4; i++) {
             const int32_t m = i / 2, k = i % 2;
-            const float tiny = record[k].rank & MM_CUDA_TINY ? 0x1p-64f : 1.0f;
-            const mm_gate_up x = mm_scaled(sums[m][k], sums[m][2 + k], record[k].scale, tiny,
-                                           gate_global, up_global, &rows[m]);
-            h[i] = mm_gated_any(x.gate, x.up, args->alpha, args->offset, args->limit);
+            const mm_gate_up x =
+                mm_scaled(sums[m][4 * j + k], sums[m][4 * j + 2 + k], record[j][k].scale, 1.0f,
+                          gate_global, up_global, &rows[m]);
+            h[4 * j + i] = mm_gated_fast(x.gate, x.up, args, &ordinary);
+        }
+    if (!ordinary) {
+#pragma unroll
+        for (int32_t v = 0; v < VALUES; v++) {
+            const int32_t j = v / 4, m = v / 2 % 2, k = v % 2;
+            const float tiny = record[j][k].rank & MM_CUDA_TINY ? 0x1p-64f : 1.0f;
+            const mm_gate_up x =
+                mm_scaled(sums[m][4 * j + k], sums[m][4 * j + 2 + k], record[j][k].scale, tiny,
+                          gate_global, up_global, &rows[m]);
+            h[v] = mm_gated_any(x.gate, x.up, args->alpha, args->offset, args->limit);
         }
     }
 #pragma unroll
-    for (int32_t i = 0; i < 4; i++)
-        sums[i / 2][i % 2] = h[i] * (args->weight_after_fc2 ? 1.0f : record[i % 2].weight);
+    for (int32_t j = 0; j < AT_ONCE; j++)
+#pragma unroll
+        for (int32_t i = 0; i < 4; i++)
+            sums[i / 2][4 * j + i % 2] =
+                h[4 * j + i] * (args->weight_after_fc2 ? 1.0f : record[j][i % 2].weight);
 }
 
 /* The larger magnitude of two, as bits; NaN is largest. */
@@ -170,8 +180,6 @@ MM_DEVICE uint32_t mm_larger_across(uint32_t x, uint32_t y, uint32_t lane, uint3
  * AT_ONCE groups of eight, into `largest` + 8 j. The columns are dealt out to the lanes on the
  * way: all of a quad's lanes have the same ones, so each exchange halves what is left.
  */
-enum { AT_ONCE = TEAMS == 1 && MM_N % 16 == 0 ? 2 : 1 };
-
 MM_DEVICE void mm_find_largest(uint32_t *largest, const float *s0, const float *s1) {
     uint32_t columns[2 * AT_ONCE];
 #pragma unroll
@@ -238,14 +246,14 @@ MM_DEVICE void mm_encode(const mm_team *team, const float (&s0)[MM_N / 2],
     }
 }
 
-/* Moves all sums `places` down, the first ones to the end. */
-MM_DEVICE void mm_turn(float (&s)[MM_N / 2], const int32_t places) {
-    float turned[MM_N / 2];
+/* Moves `count` sums `places` down, the first ones to the end. */
+template <int32_t count, int32_t places> MM_DEVICE void mm_turn(float *s) {
+    float turned[count];
 #pragma unroll
-    for (int32_t i = 0; i < MM_N / 2; i++)
-        turned[i] = s[(i + places) % (MM_N / 2)];
+    for (int32_t i = 0; i < count; i++)
+        turned[i] = s[(i + places) % count];
 #pragma unroll
-    for (int32_t i = 0; i < MM_N / 2; i++)
+    for (int32_t i = 0; i < count; i++)
         s[i] = turned[i];
 }
 
@@ -259,18 +267,22 @@ MM_DEVICE void mm_finish_fc1(const mm_team *team, const mm_tile *tile, float (&s
     const uint32_t thread = mm_thread() % TEAM_THREADS;
     const mm_cuda_record *records = tile->records + 2 * (thread % 4);
     uint32_t *largest = (uint32_t *)(team->smem + LARGEST) + thread / 32 * MM_N;
-    /* A loop, so that its code stays in the instruction cache: the sums are turned round in their
-     * registers, which only constants can index, and stand as before after the last turn. */
-#pragma unroll 1
-    for (int32_t j = 0; j < MM_N / 8; j += AT_ONCE) {
+    /* Loops, so that their code stays in the instruction cache: the sums are turned round in their
+     * registers, which only constants can index, and stand as before after the last turn. Two loops
+     * turn half of them each. */
 #pragma unroll
-        for (int32_t i = 0; i < AT_ONCE; i++)
-            mm_activate(args, records + 8 * (j + i), rows, gate_global, up_global, s0 + 4 * i,
-                        s1 + 4 * i);
-        mm_find_largest(largest + 8 * j, s0, s1);
-        if (MM_N > 8 * AT_ONCE) {
-            mm_turn(s0, 4 * AT_ONCE);
-            mm_turn(s1, 4 * AT_ONCE);
+    for (int32_t part = 0; part < PARTS; part++) {
+        float *const first = s0 + part * PART_SUMS, *const second = s1 + part * PART_SUMS;
+        const int32_t group = part * PART_SUMS / 4;
+#pragma unroll 1
+        for (int32_t j = 0; j < PART_SUMS / 4; j += AT_ONCE) {
+            mm_activate(args, records + 8 * (group + j), rows, gate_global, up_global, first,
+                        second);
+            mm_find_largest(largest + 8 * (group + j), first, second);
+            if (PART_SUMS > 4 * AT_ONCE) {
+                mm_turn<PART_SUMS, 4 * AT_ONCE>(first);
+                mm_turn<PART_SUMS, 4 * AT_ONCE>(second);
+            }
         }
     }
     const uint32_t barrier = 1 + mm_thread() / TEAM_THREADS;

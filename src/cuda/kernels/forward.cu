@@ -86,7 +86,7 @@ MM_DEVICE int32_t mm_input_scales(const mm_cuda_forward_args *args) {
 
 MM_DEVICE void mm_math(const mm_team *team) {
     const mm_cuda_forward_args *args = team->args;
-    mm_reader reader = mm_reader_of(team, team->block + TABLE);
+    mm_place place = {0, 0};
     mm_slot slot = {0, 0};
     uint32_t out_parity = 0;
     for (;;) {
@@ -99,17 +99,19 @@ MM_DEVICE void mm_math(const mm_team *team) {
             break;
         const bool first = kind == TASK_FC1;
         const uint32_t half = task->row / 8 % 2;
+        mm_reader reader = mm_reader_of(team, place);
         float s0[MM_N / 2], s1[MM_N / 2];
         mm_zero(s0);
         mm_zero(s1);
         if (task->stamps) {
-            mm_barrier_wait(reader.shared + FULL + 8 * reader.stage, reader.parity);
+            mm_barrier_wait(reader.shared + FULL + 8 * reader.at.stage, reader.at.parity);
             if (threadIdx.x % TEAM_THREADS == 0)
                 mm_stamp(task->stamps, MM_CUDA_STAMP_FIRST);
         }
         /* Sums of two loops would need registers of their own: there is one, for every scale. */
         mm_multiply(&reader, chunks, first ? mm_input_scales(args) : SCALES_EXPONENTS, half, s0,
                     s1);
+        place = reader.at;
         if (threadIdx.x % TEAM_THREADS == 0)
             mm_stamp(task->stamps, MM_CUDA_STAMP_MULTIPLIED);
         const mm_tile tile = {task, mm_slot_records(team, &slot),

@@ -20,16 +20,29 @@ enum {
     AHEAD = TEAMS == 1 || MM_N <= (NVFP4 ? 24 : 32)
 };
 
-/* A math thread's place in the ring. Everything here stays in registers. */
+/* Where math is in the ring. */
+typedef struct mm_place {
+    uint32_t stage, parity;
+} mm_place;
+
+/* A math thread's view of it. Everything here stays in registers. */
 typedef struct mm_reader {
     uint32_t shared;             /* address of the team's shared memory */
     uint32_t table;              /* of decoding */
     uint32_t codes, code_scales; /* of this lane in chunk 0 of its warpgroup, stage 0 */
     uint32_t stages;
     uint32_t scales, scale_stride; /* address of the stages' scales, bytes of one */
-    uint32_t stage, parity;
+    mm_place at;
     uint32_t last; /* the stage before */
 } mm_reader;
+
+/* threadIdx.x, read anew: what follows from it is not to stay in registers while the main loop
+ * runs. */
+MM_DEVICE uint32_t mm_thread(void) {
+    uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
 
 /* An address that is not computed anew in every step: the optimizer does not see what from. */
 MM_DEVICE uint32_t mm_kept(uint32_t address) {
@@ -38,22 +51,21 @@ MM_DEVICE uint32_t mm_kept(uint32_t address) {
     return kept;
 }
 
-/* `table`: the address of the block's. */
-MM_DEVICE mm_reader mm_reader_of(const mm_team *team, uint32_t table) {
-    const uint32_t lane = threadIdx.x % 128;
+/* For one tile: what is here is not to stay in registers while the tile's sums are finished. */
+MM_DEVICE mm_reader mm_reader_of(const mm_team *team, mm_place place) {
+    const uint32_t thread = mm_thread(), lane = thread % 128;
     const uint32_t chunk =
-        team->shared + RING + TOKEN_BYTES + threadIdx.x % TEAM_THREADS / 128 * 2 * CHUNK_BYTES;
+        team->shared + RING + TOKEN_BYTES + thread % TEAM_THREADS / 128 * 2 * CHUNK_BYTES;
     const mm_reader reader = {
         team->shared,
-        table,
+        team->block + TABLE,
         mm_kept(chunk + lane * 16),
         mm_kept(chunk + 2 * MM_CUDA_PLANE_BYTES + lane * (CHUNK_SCALE_BYTES / 128)),
         (uint32_t)team->args->stages,
         team->shared + mm_stage_scales(team->args),
         SCALE_ROWS * mm_scale_bytes(team->args),
-        0,
-        0,
-        0};
+        place,
+        place.stage};
     return reader;
 }
 
@@ -202,7 +214,7 @@ MM_DEVICE void mm_rescale(const mm_reader *reader, uint32_t half, float (&sum)[M
     for (uint32_t n = 0; n < SCALE_WORDS; n++)
         mm_scale_columns(sum, n,
                          mm_exponent_word(reader, reader->last, n, half) + 0x7F7F7F7Fu -
-                             mm_exponent_word(reader, reader->stage, n, half));
+                             mm_exponent_word(reader, reader->at.stage, n, half));
 }
 #define MM_SCALE(m) mm_rescale(reader, half, s##m)
 #endif
@@ -223,26 +235,26 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
 #define p1 s1
 #endif
     /* Before the first step there is nothing to scale: the ratio to itself is 1, and sums are 0. */
-    reader->last = reader->stage;
+    reader->last = reader->at.stage;
     mm_packed packed;
-    mm_barrier_wait(reader->shared + FULL + 8 * reader->stage, reader->parity);
+    mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage, reader->at.parity);
     if (AHEAD)
-        mm_fetch(reader, reader->stage, 0, &packed);
+        mm_fetch(reader, reader->at.stage, 0, &packed);
         /* Two steps in the body: going back costs 50 clocks. */
 #pragma unroll 2
     for (int32_t c = 0; c < chunks; c++) {
         /* A reduction tells the compiler that all lanes have the same. */
         const uint32_t tokens = __reduce_max_sync(
-            ~0u, mm_wgmma_descriptor(reader->shared + RING + reader->stage * STAGE_BYTES));
+            ~0u, mm_wgmma_descriptor(reader->shared + RING + reader->at.stage * STAGE_BYTES));
         const uint32_t last = reader->last;
         if (!AHEAD)
-            mm_fetch(reader, reader->stage, 0, &packed);
+            mm_fetch(reader, reader->at.stage, 0, &packed);
         mm_decode_chunk(&packed, a0);
         if (AHEAD)
-            mm_fetch(reader, reader->stage, 1, &packed);
+            mm_fetch(reader, reader->at.stage, 1, &packed);
         if (MM_PROMOTE || kind != SCALES_NONE) {
             /* A branch that keeps ptxas from moving the decoding. */
-            mm_barrier_wait(reader->shared + FULL + 8 * reader->stage, reader->parity);
+            mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage, reader->at.parity);
             mm_wgmma_wait();
             MM_SCALE(0);
             MM_SCALE(1);
@@ -252,17 +264,17 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
         mm_wgmma_commit();
         mm_wgmma_wait_but_one();
         if (!AHEAD)
-            mm_fetch(reader, reader->stage, 1, &packed);
+            mm_fetch(reader, reader->at.stage, 1, &packed);
         mm_decode_chunk(&packed, a1);
-        reader->last = reader->stage;
-        if (++reader->stage == reader->stages) {
-            reader->stage = 0;
-            reader->parity ^= 1;
+        reader->last = reader->at.stage;
+        if (++reader->at.stage == reader->stages) {
+            reader->at.stage = 0;
+            reader->at.parity ^= 1;
         }
         if (c + 1 < chunks) {
-            mm_barrier_wait(reader->shared + FULL + 8 * reader->stage, reader->parity);
+            mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage, reader->at.parity);
             if (AHEAD)
-                mm_fetch(reader, reader->stage, 0, &packed);
+                mm_fetch(reader, reader->at.stage, 0, &packed);
         }
         mm_wgmma_fence();
         mm_multiply_chunk(tokens, a1, p1);

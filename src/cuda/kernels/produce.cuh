@@ -252,7 +252,7 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *team) {
         if (team->index == 0 && mm_times(b)[MM_CUDA_TIME_FIRST] == 0)
             mm_times(b)[MM_CUDA_TIME_FIRST] = mm_globaltimer_ns();
         mm_stamp(task.stamps, MM_CUDA_STAMP_READY);
-        mm_fence_proxy_async();
+        mm_fence_proxy_async_global();
         if (going)
             mm_post(b, team, &task, slot, slot_parity);
         /* Weights that have been asked for get their tokens also when nobody will use them. */

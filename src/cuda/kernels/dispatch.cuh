@@ -26,9 +26,16 @@ MM_DEVICE int32_t mm_physical_of(const mm_block *b, int32_t id, int32_t route) {
     return rank->replicas[start + (int32_t)turn];
 }
 
-/* This block's share of the rank's routes. */
-MM_DEVICE int32_t mm_share_of_routes(const mm_block *b, int32_t block) {
-    return (int32_t)((int64_t)b->tokens * b->args->topk * block / b->args->blocks);
+/* A block's share of the rank's routes: [low, high). */
+typedef struct mm_share {
+    int32_t low, high;
+} mm_share;
+
+MM_DEVICE mm_share mm_share_of(const mm_block *b) {
+    const int32_t routes = b->tokens * b->args->topk, blocks = b->args->blocks;
+    const mm_share share = {mm_share_first(routes, b->block, blocks),
+                            mm_share_first(routes, b->block + 1, blocks)};
+    return share;
 }
 
 /*
@@ -44,8 +51,7 @@ MM_DEVICE void mm_count(mm_block *b) {
     }
     __syncthreads();
     const int32_t routes = b->rank->state->order == UINT64_MAX ? b->tokens * b->args->topk : 0;
-    const int32_t low = mm_share_of_routes(b, b->block);
-    const int32_t high = mm_share_of_routes(b, b->block + 1);
+    const mm_share share = mm_share_of(b);
     /* Four ids at a time; the buffer has room for those behind the last. */
 #pragma unroll 1
     for (int32_t i0 = 4 * threadIdx.x; i0 < routes; i0 += 4 * THREADS) {
@@ -56,7 +62,7 @@ MM_DEVICE void mm_count(mm_block *b) {
             const int32_t i = i0 + u;
             if (i >= routes || ids[u] < 0)
                 continue;
-            int32_t *table = i < low ? b->cursor : i < high ? b->own : b->mine;
+            int32_t *table = i < share.low ? b->cursor : i < share.high ? b->own : b->mine;
             atomicAdd(&table[mm_physical_of(b, ids[u], i)], 1);
         }
     }
@@ -299,17 +305,16 @@ MM_DEVICE void mm_clear_counters(const mm_block *b) {
 
 /* This block's routes by expert: {route, physical expert, row}. A few fit shared memory. */
 MM_DEVICE int4 *mm_order(const mm_block *b) {
-    const int32_t low = mm_share_of_routes(b, b->block);
-    const int32_t routes = mm_share_of_routes(b, b->block + 1) - low;
-    return routes <= ORDER_ROUTES ? (int4 *)(b->smem + ORDER) : (int4 *)b->rank->order + low;
+    const mm_share share = mm_share_of(b);
+    return share.high - share.low <= ORDER_ROUTES ? (int4 *)(b->smem + ORDER)
+                                                  : (int4 *)b->rank->order + share.low;
 }
 
 /* Sorts this block's routes in the order of mm_nth_expert: FC1's first tiles are complete early. */
 MM_DEVICE void mm_sort_routes(const mm_block *b) {
-    const int32_t low = mm_share_of_routes(b, b->block);
-    const int32_t high = mm_share_of_routes(b, b->block + 1);
+    const mm_share share = mm_share_of(b);
     int4 *order = mm_order(b);
-    for (int32_t i = low + (int32_t)threadIdx.x; i < high; i += THREADS) {
+    for (int32_t i = share.low + (int32_t)threadIdx.x; i < share.high; i += THREADS) {
         const int32_t id = b->rank->staged.ids[i];
         if (id < 0)
             continue;

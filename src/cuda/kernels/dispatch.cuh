@@ -26,16 +26,85 @@ MM_DEVICE int32_t mm_physical_of(const mm_block *b, int32_t id, int32_t route) {
     return rank->replicas[start + (int32_t)turn];
 }
 
-/* A block's share of the rank's routes: [low, high). */
+enum {
+    PIECES_AT_ONCE = 4,             /* of 16 bytes, that a lane has in registers */
+    PART = 32 * PIECES_AT_ONCE,     /* pieces of a row that a warp sends at once */
+    PARTS_HELD = TEAMS == 2 ? 2 : 3 /* of a math warp, if it is to hold all of them */
+};
+
+/* Parts of a token's row. */
+MM_DEVICE uint32_t mm_parts(const mm_block *b) {
+    return ((uint32_t)b->args->hidden_chunks * 8 + PART - 1) / PART;
+}
+
+/* A block's share of the rank's routes: [low, low + routes). */
 typedef struct mm_share {
-    int32_t low, high;
+    int32_t low, routes;
+    bool few; /* math warps hold its rows from the beginning on */
 } mm_share;
 
 MM_DEVICE mm_share mm_share_of(const mm_block *b) {
     const int32_t routes = b->tokens * b->args->topk, blocks = b->args->blocks;
-    const mm_share share = {mm_share_first(routes, b->block, blocks),
-                            mm_share_first(routes, b->block + 1, blocks)};
+    mm_share share;
+    share.low = mm_share_first(routes, b->block, blocks);
+    share.routes = mm_share_first(routes, b->block + 1, blocks) - share.low;
+    share.few = (int64_t)share.routes * mm_parts(b) <= PARTS_HELD * MATH_WARPS;
     return share;
+}
+
+/* What a thread of the math warps holds of this block's routes where they are few. */
+typedef struct mm_held {
+    uint4 piece[PARTS_HELD][PIECES_AT_ONCE];
+    uint32_t scale[PARTS_HELD]; /* of a chunk of the part: SCALE_BLOCK's byte or a float */
+    /* Of the route of this thread's number. */
+    int32_t id;
+    float weight, token_scale;
+    uint8_t tiny;
+} mm_held;
+
+/*
+ * Reads the rows of few routes before it is known where they go: memory's latency passes while
+ * routes are counted. A math warp has every MATH_WARPS-th part.
+ */
+MM_DEVICE void mm_hold(const mm_block *b, mm_held *held) {
+    const mm_cuda_forward_args *args = b->args;
+    const mm_cuda_staged *staged = &b->rank->staged;
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const mm_share share = mm_share_of(b);
+    if (!share.few || warp >= MATH_WARPS)
+        return;
+    const uint32_t parts = mm_parts(b);
+    const int32_t pieces = args->hidden_chunks * 8;
+    if ((int32_t)threadIdx.x < share.routes) {
+        const int32_t route = share.low + (int32_t)threadIdx.x;
+        held->id = staged->ids[route];
+        held->weight = staged->weights[route];
+        if (args->input_scale == MEGAMOE_SCALE_TOKEN) {
+            held->token_scale = staged->scales[route / args->topk];
+            held->tiny = staged->tiny[route / args->topk];
+        }
+    }
+#pragma unroll
+    for (int32_t k = 0; k < PARTS_HELD; k++) {
+        const uint32_t item = (uint32_t)(warp + k * MATH_WARPS);
+        if (item >= (uint32_t)share.routes * parts)
+            break;
+        const int64_t token = ((uint32_t)share.low + item / parts) / (uint32_t)args->topk;
+        const int32_t v = (int32_t)(item % parts) * PART + lane;
+        const uint4 *from = (const uint4 *)staged->codes + token * pieces + v;
+#pragma unroll
+        for (int32_t u = 0; u < PIECES_AT_ONCE; u++)
+            if (v + 32 * u < pieces)
+                held->piece[k][u] = from[32 * u];
+        const int32_t chunk = (int32_t)(item % parts) * (PART / 8) + lane;
+        if (lane >= PART / 8 || chunk >= args->hidden_chunks)
+            continue;
+        const int64_t place = token * args->hidden_chunks + chunk;
+        if (args->input_scale == MEGAMOE_SCALE_BLOCK)
+            held->scale[k] = staged->blocks[place];
+        else if (args->input_scale == MEGAMOE_SCALE_BLOCK_F32)
+            held->scale[k] = __float_as_uint(staged->block_scales[place]);
+    }
 }
 
 /*
@@ -62,7 +131,9 @@ MM_DEVICE void mm_count(mm_block *b) {
             const int32_t i = i0 + u;
             if (i >= routes || ids[u] < 0)
                 continue;
-            int32_t *table = i < share.low ? b->cursor : i < share.high ? b->own : b->mine;
+            int32_t *table = i < share.low                  ? b->cursor
+                             : i < share.low + share.routes ? b->own
+                                                            : b->mine;
             atomicAdd(&table[mm_physical_of(b, ids[u], i)], 1);
         }
     }
@@ -303,30 +374,47 @@ MM_DEVICE void mm_clear_counters(const mm_block *b) {
         b->rank->state->claims[parity] = 0;
 }
 
-/* This block's routes by expert: {route, physical expert, row}. A few fit shared memory. */
+/*
+ * This block's routes by expert: {route, physical expert, row, owner}. A few fit shared memory.
+ * Where they are few enough to be held they stay as they come, with expert -1 for none.
+ */
 MM_DEVICE int4 *mm_order(const mm_block *b) {
     const mm_share share = mm_share_of(b);
-    return share.high - share.low <= ORDER_ROUTES ? (int4 *)(b->smem + ORDER)
-                                                  : (int4 *)b->rank->order + share.low;
+    return share.routes <= ORDER_ROUTES ? (int4 *)(b->smem + ORDER)
+                                        : (int4 *)b->rank->order + share.low;
+}
+
+/* A row for a route of this block. */
+MM_DEVICE int4 mm_place(const mm_block *b, int32_t id, int32_t route) {
+    const int32_t p = mm_physical_of(b, id, route);
+    const int32_t row = b->start[p] + atomicAdd(&b->cursor[p], 1);
+    const int32_t ranks = b->args->ranks;
+    return make_int4(route, p, row, ranks == 1 ? 0 : mm_share_owner(b->args->physical, p, ranks));
 }
 
 /* Sorts this block's routes in the order of mm_nth_expert: FC1's first tiles are complete early. */
-MM_DEVICE void mm_sort_routes(const mm_block *b) {
+MM_DEVICE void mm_sort_routes(const mm_block *b, const mm_held *held) {
     const mm_share share = mm_share_of(b);
     int4 *order = mm_order(b);
-    for (int32_t i = share.low + (int32_t)threadIdx.x; i < share.high; i += THREADS) {
-        const int32_t id = b->rank->staged.ids[i];
-        if (id < 0)
-            continue;
-        const int32_t p = mm_physical_of(b, id, i);
-        const int32_t row = b->start[p] + atomicAdd(&b->cursor[p], 1);
-        order[atomicAdd(&b->own[p], 1)] = make_int4(i, p, row, 0);
+    if (share.few) {
+        const int32_t i = (int32_t)threadIdx.x;
+        if (i < share.routes)
+            order[i] = held->id < 0 ? make_int4(0, -1, 0, 0) : mm_place(b, held->id, share.low + i);
+    } else {
+        const int32_t high = share.low + share.routes;
+        for (int32_t i = share.low + (int32_t)threadIdx.x; i < high; i += THREADS) {
+            const int32_t id = b->rank->staged.ids[i];
+            if (id < 0)
+                continue;
+            const int4 entry = mm_place(b, id, i);
+            order[atomicAdd(&b->own[entry.y], 1)] = entry;
+        }
     }
     __syncthreads();
 }
 
 /* Everything before the roles part. */
-MM_DEVICE void mm_begin(mm_block *b) {
+MM_DEVICE void mm_begin(mm_block *b, const mm_held *held) {
     mm_count(b);
     if (b->args->ranks > 1) {
         if (b->block == 0)
@@ -343,42 +431,76 @@ MM_DEVICE void mm_begin(mm_block *b) {
     if (b->block == 0)
         for (int32_t e = threadIdx.x; e < b->rank->local; e += THREADS)
             b->rank->received[e] = b->total[b->first + e];
-    mm_sort_routes(b);
+    mm_sort_routes(b, held);
     if (b->block == 0 && b->words->stop == 0)
         for (int32_t e = threadIdx.x; e < b->rank->local; e += THREADS)
             atomicAdd((unsigned long long *)&b->rank->layer->received[e],
                       (unsigned long long)b->total[b->first + e]);
 }
 
-enum { PIECES_AT_ONCE = 4 /* of 16 bytes, in registers */ };
+/* A rank's window. */
+MM_DEVICE uint8_t *mm_window(const mm_block *b, int32_t rank) {
+    return (uint8_t *)((uint16_t *const *)(b->smem + RESULTS))[rank] - b->args->window.results;
+}
+
+MM_DEVICE void mm_store_scale(const mm_block *b, uint8_t *window, int32_t chunk, int64_t row,
+                              uint32_t scale) {
+    uint8_t *scales = window + b->args->window.scales;
+    const int64_t place = chunk * b->args->rows + mm_scale_place(row);
+    if (b->args->input_scale == MEGAMOE_SCALE_BLOCK)
+        scales[place] = (uint8_t)(scale - 127 + MM_CUDA_EXPONENT_BIAS);
+    else
+        ((uint32_t *)scales)[place] = scale;
+}
+
+MM_DEVICE void mm_store_record(const mm_block *b, uint8_t *window, const int4 *entry, float weight,
+                               float scale, uint8_t tiny) {
+    const bool by_token = b->args->input_scale == MEGAMOE_SCALE_TOKEN;
+    const int4 record = {__float_as_int(by_token ? scale : 1.0f), __float_as_int(weight),
+                         b->rank->rank + (by_token && tiny ? MM_CUDA_TINY : 0), entry->x};
+    *(int4 *)(window + b->args->window.records + (int64_t)entry->z * RECORD_BYTES) = record;
+}
+
+/* A route's row is stored, by this thread and those that it has met at a barrier since. */
+MM_DEVICE void mm_tell_stored(const mm_block *b, uint8_t *window, const int4 *entry) {
+    const mm_cuda_forward_args *args = b->args;
+    const int32_t p = entry->y;
+    uint32_t *stored = b->rank->dispatched + b->parity * args->physical + p;
+    if (args->ranks == 1) {
+        mm_add_release_gpu(stored, 1);
+    } else if (mm_add_acq_rel_gpu(stored, 1) + 1 == (uint32_t)b->mine[p]) {
+        const int32_t local = p - mm_share_first(args->physical, entry->w, args->ranks);
+        mm_fence_acq_rel_sys();
+        mm_store_relaxed_sys((uint32_t *)(window + args->window.arrivals) +
+                                 (int64_t)local * args->ranks + b->rank->rank,
+                             b->epoch);
+    }
+}
 
 /* The row of one route, by one warp. */
 MM_DEVICE void mm_send(const mm_block *b, int4 entry) {
     const mm_cuda_forward_args *args = b->args;
     const mm_cuda_staged *staged = &b->rank->staged;
     const int32_t lane = threadIdx.x % 32;
-    const int32_t route = entry.x, p = entry.y;
-    const int64_t row = entry.z, rows = args->rows;
-    const int64_t token = route / args->topk;
+    const int64_t row = entry.z, token = entry.x / args->topk;
     const int32_t chunks = args->hidden_chunks;
-    const int32_t owner = mm_share_owner(args->physical, p, args->ranks);
-    uint8_t *window = b->rank->windows[owner];
+    uint8_t *window = mm_window(b, entry.w);
 
-    const bool by_token = args->input_scale == MEGAMOE_SCALE_TOKEN;
-    int4 record = {__float_as_int(1.0f), 0, b->rank->rank, route};
+    float weight = 0.0f, scale = 0.0f;
+    uint8_t tiny = 0;
     if (lane == 0) {
-        record.y = __float_as_int(staged->weights[route]);
-        if (by_token) {
-            record.x = __float_as_int(staged->scales[token]);
-            record.z += staged->tiny[token] ? MM_CUDA_TINY : 0;
+        weight = staged->weights[entry.x];
+        if (args->input_scale == MEGAMOE_SCALE_TOKEN) {
+            scale = staged->scales[token];
+            tiny = staged->tiny[token];
         }
     }
     const uint4 *from = (const uint4 *)(staged->codes + token * chunks * 128);
     uint8_t *to = window + args->window.codes + row * 128;
-    const int64_t chunk_stride = rows * 128;
+    const int64_t chunk_stride = args->rows * 128;
     const int32_t pieces = chunks * 8;
     const int32_t place = (lane % 8) ^ (int32_t)(row % 8); /* the piece in its chunk is lane % 8 */
-    for (int32_t v = lane; v < pieces; v += PIECES_AT_ONCE * 32) {
+    for (int32_t v = lane; v < pieces; v += PART) {
         uint4 piece[PIECES_AT_ONCE];
 #pragma unroll
         for (int32_t u = 0; u < PIECES_AT_ONCE; u++)
@@ -389,31 +511,63 @@ MM_DEVICE void mm_send(const mm_block *b, int4 entry) {
             if (v + 32 * u < pieces)
                 *(uint4 *)(to + (v / 8 + 4 * u) * chunk_stride + place * 16) = piece[u];
     }
-    uint8_t *scales = window + args->window.scales;
-    const int64_t scale_place = mm_scale_place(row);
     if (args->input_scale == MEGAMOE_SCALE_BLOCK)
         for (int32_t c = lane; c < chunks; c += 32)
-            scales[c * rows + scale_place] =
-                (uint8_t)(staged->blocks[token * chunks + c] - 127 + MM_CUDA_EXPONENT_BIAS);
+            mm_store_scale(b, window, c, row, staged->blocks[token * chunks + c]);
     else if (args->input_scale == MEGAMOE_SCALE_BLOCK_F32)
         for (int32_t c = lane; c < chunks; c += 32)
-            ((float *)scales)[c * rows + scale_place] = staged->block_scales[token * chunks + c];
+            mm_store_scale(b, window, c, row,
+                           __float_as_uint(staged->block_scales[token * chunks + c]));
     if (lane == 0)
-        *(int4 *)(window + args->window.records + row * RECORD_BYTES) = record;
+        mm_store_record(b, window, &entry, weight, scale, tiny);
     mm_fence_proxy_async_global();
     __syncwarp();
-    if (lane == 0) {
-        uint32_t *stored = b->rank->dispatched + b->parity * args->physical + p;
-        if (args->ranks == 1) {
-            mm_add_release_gpu(stored, 1);
-        } else if (mm_add_acq_rel_gpu(stored, 1) + 1 == (uint32_t)b->mine[p]) {
-            const int32_t local = p - mm_share_first(args->physical, owner, args->ranks);
-            mm_fence_acq_rel_sys();
-            mm_store_relaxed_sys((uint32_t *)(window + args->window.arrivals) +
-                                     (int64_t)local * args->ranks + b->rank->rank,
-                                 b->epoch);
-        }
+    if (lane == 0)
+        mm_tell_stored(b, window, &entry);
+    __syncwarp();
+}
+
+/* The named barrier of all math warps; teams have those from 1 on. */
+enum { ALL_MATH = 1 + TEAMS };
+
+/* Sends what mm_hold has read. By all math warps. */
+MM_DEVICE void mm_send_held(const mm_block *b, const mm_held *held) {
+    const mm_cuda_forward_args *args = b->args;
+    const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t parts = mm_parts(b);
+    const int32_t pieces = args->hidden_chunks * 8;
+    const mm_share share = mm_share_of(b);
+    const int4 *order = (const int4 *)(b->smem + ORDER);
+#pragma unroll
+    for (int32_t k = 0; k < PARTS_HELD; k++) {
+        const uint32_t item = (uint32_t)(warp + k * MATH_WARPS);
+        if (item >= (uint32_t)share.routes * parts)
+            break;
+        const int4 entry = order[item / parts];
+        if (entry.y < 0)
+            continue;
+        uint8_t *window = mm_window(b, entry.w);
+        const int64_t row = entry.z, chunk_stride = args->rows * 128;
+        const int32_t v = (int32_t)(item % parts) * PART + lane;
+        uint8_t *to = window + args->window.codes + row * 128 + v / 8 * chunk_stride +
+                      ((lane % 8) ^ (int32_t)(row % 8)) * 16;
+#pragma unroll
+        for (int32_t u = 0; u < PIECES_AT_ONCE; u++)
+            if (v + 32 * u < pieces)
+                *(uint4 *)(to + 4 * u * chunk_stride) = held->piece[k][u];
+        const int32_t chunk = (int32_t)(item % parts) * (PART / 8) + lane;
+        if (args->input_scale != MEGAMOE_SCALE_TOKEN && lane < PART / 8 &&
+            chunk < args->hidden_chunks)
+            mm_store_scale(b, window, chunk, row, held->scale[k]);
     }
+    const bool tells = (int32_t)threadIdx.x < share.routes && order[threadIdx.x].y >= 0;
+    if (tells)
+        mm_store_record(b, mm_window(b, order[threadIdx.x].w), &order[threadIdx.x], held->weight,
+                        held->token_scale, held->tiny);
+    mm_fence_proxy_async_global();
+    MM_NAMED_BARRIER(ALL_MATH, 32 * MATH_WARPS);
+    if (tells)
+        mm_tell_stored(b, mm_window(b, order[threadIdx.x].w), &order[threadIdx.x]);
     __syncwarp();
 }
 

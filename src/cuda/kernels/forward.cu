@@ -213,13 +213,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     b->parity = b->epoch & 1;
     b->tokens = mm_stale(b->rank) ? 0 : b->rank->state->tokens;
     b->first = mm_share_first(args.physical, b->rank->rank, args.ranks);
+    const bool few = mm_share_of(b).few;
+    mm_held held;
+    mm_hold(b, &held);
     mm_find_tables(b);
     mm_set_up(b);
     __syncthreads();
     mm_mark(b, MM_CUDA_TIME_ENTRY);
     if (threadIdx.x == 0)
         mm_trace_begin(b);
-    mm_begin(b);
+    mm_begin(b, &held);
     mm_mark(b, MM_CUDA_TIME_BEGUN);
     const bool going = *(volatile int32_t *)&b->words->stop == 0;
     mm_block *common = (mm_block *)(b->smem + BLOCK);
@@ -228,10 +231,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
 
     const int32_t warp = threadIdx.x / 32;
+    if (going && few && warp < MATH_WARPS)
+        mm_send_held(b, &held);
     if (going) {
         if (warp < MATH_WARPS) {
             MM_REGISTERS_TAKE(MATH_REGISTERS);
-            mm_dispatch(common, HELPED_ROUTES);
+            if (!few)
+                mm_dispatch(b, HELPED_ROUTES);
             if (threadIdx.x == 0)
                 mm_trace_block(common, MM_CUDA_STAMP_DISPATCHED);
             /* As in mm_math, for the compiler. */
@@ -252,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 __syncwarp();
             } else if (warp < FINISHER_WARP + TEAMS) {
                 mm_finisher(common, &team);
-            } else if (TEAMS == 1) {
+            } else if (TEAMS == 1 && !few) {
                 mm_dispatch(common, INT32_MAX);
                 if (threadIdx.x == THREADS - 32)
                     mm_trace_block(common, MM_CUDA_STAMP_DISPATCHED_LAST);

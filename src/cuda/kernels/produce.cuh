@@ -218,7 +218,9 @@ MM_DEVICE uint32_t mm_claim(const mm_block *b) {
            mm_add_relaxed_gpu(&b->rank->state->claims[b->parity], 1);
 }
 
-MM_DEVICE void mm_produce(const mm_block *b, const mm_team *team) {
+MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
+    mm_team own = *given;
+    const mm_team *team = &own;
     const uint32_t stages = (uint32_t)team->args->stages;
     mm_ring ring = {0, 0};
     uint32_t slot = 0, slot_parity = 0;
@@ -229,6 +231,8 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *team) {
     while (mm_task_of(b, claim, &task)) {
         task.stamps = mm_trace_claim(b, team->index, &task);
         mm_stamp(task.stamps, MM_CUDA_STAMP_CLAIMED);
+        /* Addresses of barriers are found anew for each task: kept, each would take a register. */
+        asm volatile("" : "+r"(own.shared));
         const mm_sources s = mm_sources_of(b, &task);
         const bool once = b->tiles[task.expert + 1] - b->tiles[task.expert] == 1;
         int32_t source = 0;

@@ -119,7 +119,7 @@ MM_DEVICE void mm_count(mm_block *b) {
         b->own[p] = 0;
     }
     __syncthreads();
-    const int32_t routes = b->rank->state->order == UINT64_MAX ? b->tokens * b->args->topk : 0;
+    const int32_t routes = b->tokens * b->args->topk;
     const mm_share share = mm_share_of(b);
     /* Four ids at a time; the buffer has room for those behind the last. */
 #pragma unroll 1

@@ -209,9 +209,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     b->shared = mm_shared_address(shared_memory);
     b->smem = shared_memory;
     b->words = (mm_words *)(b->smem + WORDS);
-    b->epoch = *(volatile uint32_t *)&b->rank->state->epoch + 1;
+    /* Read together: each of them may be far away. */
+    const uint32_t form = *(volatile uint32_t *)&b->rank->layer->form;
+    const volatile mm_cuda_state *state = b->rank->state;
+    const uint32_t epoch = state->epoch;
+    const int32_t tokens = state->tokens;
+    const uint64_t order = state->order;
+    b->epoch = epoch + 1;
     b->parity = b->epoch & 1;
-    b->tokens = mm_stale(b->rank) ? 0 : b->rank->state->tokens;
+    b->tokens = form == b->rank->form && order == UINT64_MAX ? tokens : 0;
     b->first = mm_share_first(args.physical, b->rank->rank, args.ranks);
     const bool few = mm_share_of(b).few;
     mm_held held;

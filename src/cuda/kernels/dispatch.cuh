@@ -107,39 +107,74 @@ MM_DEVICE void mm_hold(const mm_block *b, mm_held *held) {
     }
 }
 
+enum { IDS_AT_ONCE = 2 /* vectors of four, that a thread has asked for while it counts others */ };
+
+/* Ids from route `at` on, at intervals of all threads; -1 beyond the last route. */
+MM_DEVICE void mm_read_ids(const mm_block *b, int32_t routes, int32_t at, int4 *ids) {
+#pragma unroll
+    for (int32_t j = 0; j < IDS_AT_ONCE; j++) {
+        const int32_t i = at + 4 * THREADS * j;
+        ids[j] = make_int4(-1, -1, -1, -1);
+        if (i < routes) /* the buffer has room behind the last */
+            ids[j] = __ldg((const int4 *)(b->rank->staged.ids + i));
+    }
+}
+
 /*
  * Every block counts all routes of its rank, so that none waits for another: those before its share
- * (`cursor`), in its share (`own`), and all (`mine`).
+ * (`cursor`), in its share (`own`), and all (`mine`, and `total` as long as there is one rank).
  */
-MM_DEVICE void mm_count(mm_block *b) {
+MM_DEVICE void mm_count(const mm_block *b) {
     const int32_t physical = b->args->physical;
+    const int32_t routes = b->tokens * b->args->topk;
+    int4 ids[IDS_AT_ONCE];
+    mm_read_ids(b, routes, 4 * (int32_t)threadIdx.x, ids);
+#pragma unroll 1
     for (int32_t p = threadIdx.x; p < physical; p += THREADS) {
         b->mine[p] = 0;
         b->cursor[p] = 0;
         b->own[p] = 0;
     }
     __syncthreads();
-    const int32_t routes = b->tokens * b->args->topk;
     const mm_share share = mm_share_of(b);
-    /* Four ids at a time; the buffer has room for those behind the last. */
+    const int32_t end = share.low + share.routes;
+    const int32_t step = 4 * THREADS * IDS_AT_ONCE;
 #pragma unroll 1
-    for (int32_t i0 = 4 * threadIdx.x; i0 < routes; i0 += 4 * THREADS) {
-        const int4 four = __ldg((const int4 *)(b->rank->staged.ids + i0));
-        const int32_t ids[4] = {four.x, four.y, four.z, four.w};
+    for (int32_t at = 4 * (int32_t)threadIdx.x; at < routes; at += step) {
+        int4 next[IDS_AT_ONCE];
+        mm_read_ids(b, routes, at + step, next);
+        int32_t experts[4 * IDS_AT_ONCE];
 #pragma unroll
-        for (int32_t u = 0; u < 4; u++) {
-            const int32_t i = i0 + u;
-            if (i >= routes || ids[u] < 0)
-                continue;
-            int32_t *table = i < share.low                  ? b->cursor
-                             : i < share.low + share.routes ? b->own
-                                                            : b->mine;
-            atomicAdd(&table[mm_physical_of(b, ids[u], i)], 1);
+        for (int32_t j = 0; j < IDS_AT_ONCE; j++) {
+            experts[4 * j] = ids[j].x;
+            experts[4 * j + 1] = ids[j].y;
+            experts[4 * j + 2] = ids[j].z;
+            experts[4 * j + 3] = ids[j].w;
+            ids[j] = next[j];
+        }
+        if (b->rank->replica_start) {
+#pragma unroll
+            for (int32_t u = 0; u < 4 * IDS_AT_ONCE; u++) {
+                const int32_t i = at + 4 * THREADS * (u / 4) + u % 4;
+                if (i < routes && experts[u] >= 0)
+                    experts[u] = mm_physical_of(b, experts[u], i);
+            }
+        }
+#pragma unroll
+        for (int32_t u = 0; u < 4 * IDS_AT_ONCE; u++) {
+            const int32_t i = at + 4 * THREADS * (u / 4) + u % 4;
+            int32_t *table = i < share.low ? b->cursor : i < end ? b->own : b->mine;
+            if (i < routes && experts[u] >= 0)
+                atomicAdd(&table[experts[u]], 1);
         }
     }
     __syncthreads();
-    for (int32_t p = threadIdx.x; p < physical; p += THREADS)
-        b->mine[p] += b->cursor[p] + b->own[p];
+#pragma unroll 1
+    for (int32_t p = threadIdx.x; p < physical; p += THREADS) {
+        const int32_t all = b->mine[p] + b->cursor[p] + b->own[p];
+        b->mine[p] = all;
+        b->total[p] = all;
+    }
     __syncthreads();
 }
 
@@ -219,10 +254,6 @@ MM_DEVICE void mm_await_cells(const mm_block *b) {
 MM_DEVICE void mm_total(const mm_block *b) {
     uint8_t *window = b->rank->windows[b->rank->rank];
     for (int32_t p = threadIdx.x; p < b->args->physical; p += THREADS) {
-        if (b->args->ranks == 1) {
-            b->total[p] = b->mine[p];
-            continue;
-        }
         int32_t total = 0, before = 0;
         for (int32_t r = 0; r < b->args->ranks; r++) {
             const int32_t count = __ldcg(mm_counts(b, window, r) + p);
@@ -422,8 +453,8 @@ MM_DEVICE void mm_begin(mm_block *b, const mm_held *held) {
         mm_await_cells(b);
         if (b->words->stop)
             return;
+        mm_total(b);
     }
-    mm_total(b);
     mm_prefix_sums(b);
     if (threadIdx.x == 0)
         mm_agree(b);

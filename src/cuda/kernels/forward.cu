@@ -83,12 +83,17 @@ MM_DEVICE int32_t mm_input_scales(const mm_cuda_forward_args *args) {
     return args->input_scale == MEGAMOE_SCALE_BLOCK ? SCALES_EXPONENTS : SCALES_FLOATS;
 }
 
-MM_DEVICE void mm_math(const mm_team *team) {
-    const mm_cuda_forward_args *args = team->args;
+MM_DEVICE void mm_math(const mm_team *given, uint8_t *smem) {
+    const mm_cuda_forward_args *args = given->args;
+    mm_team own = *given;
+    const mm_team *team = &own;
     mm_reader reader = mm_reader_of(team, team->block + TABLE);
     mm_slot slot = {0, 0};
     uint32_t out_parity = 0;
     for (;;) {
+        /* Places in shared memory are found anew for each tile: kept, each takes a register. */
+        asm volatile("" : "+r"(own.shared));
+        own.smem = smem + (own.shared - own.block);
         const mm_task *task = mm_slot_wait(team, &slot);
         /* The same in all lanes. A reduction says so to the compiler, which then keeps these and
          * the addresses of stages in uniform registers, where wgmma wants its descriptors. */
@@ -249,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             /* As in mm_math, for the compiler. */
             const uint32_t index = __reduce_max_sync(~0u, (uint32_t)warp / TEAM_WARPS);
             const mm_team team = mm_team_of(&args, b->smem, b->shared, (int32_t)index);
-            mm_math(&team);
+            mm_math(&team, b->smem);
             if (threadIdx.x == 0)
                 mm_trace_block(common, MM_CUDA_STAMP_COMBINING);
             mm_combine(common);

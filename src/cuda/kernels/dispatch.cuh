@@ -107,6 +107,23 @@ MM_DEVICE void mm_hold(const mm_block *b, mm_held *held) {
     }
 }
 
+/* The counters of the next epoch: nobody has used them since the last one. */
+MM_DEVICE void mm_clear_counters(const mm_block *b) {
+    const uint32_t parity = b->parity ^ 1;
+    const int64_t thread = (int64_t)b->block * THREADS + threadIdx.x;
+    const int64_t threads = (int64_t)b->args->blocks * THREADS;
+#pragma unroll 1
+    for (int64_t i = thread; i < b->args->physical; i += threads)
+        b->rank->dispatched[parity * b->args->physical + i] = 0;
+#pragma unroll 1
+    for (int64_t i = thread; i < b->args->units; i += threads) {
+        b->rank->fc1_done[parity * b->args->units + i] = 0;
+        b->rank->fc2_done[parity * b->args->units + i] = 0;
+    }
+    if (thread == 0)
+        b->rank->state->claims[parity] = 0;
+}
+
 enum { IDS_AT_ONCE = 2 /* vectors of four, that a thread has asked for while it counts others */ };
 
 /* Ids from route `at` on, at intervals of all threads; -1 beyond the last route. */
@@ -123,12 +140,11 @@ MM_DEVICE void mm_read_ids(const mm_block *b, int32_t routes, int32_t at, int4 *
 /*
  * Every block counts all routes of its rank, so that none waits for another: those before its share
  * (`cursor`), in its share (`own`), and all (`mine`, and `total` as long as there is one rank).
+ * `ids`: this thread's first ones.
  */
-MM_DEVICE void mm_count(const mm_block *b) {
+MM_DEVICE void mm_count(const mm_block *b, int4 *ids) {
     const int32_t physical = b->args->physical;
     const int32_t routes = b->tokens * b->args->topk;
-    int4 ids[IDS_AT_ONCE];
-    mm_read_ids(b, routes, 4 * (int32_t)threadIdx.x, ids);
 #pragma unroll 1
     for (int32_t p = threadIdx.x; p < physical; p += THREADS) {
         b->mine[p] = 0;
@@ -295,12 +311,14 @@ MM_DEVICE void mm_prefix_sums(const mm_block *b) {
     const int32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int32_t physical = b->args->physical, ranks = b->args->ranks;
     int32_t sum;
+#pragma unroll 1
     for (int32_t owner = warp; owner < ranks; owner += WARPS - 2) {
         if (warp >= WARPS - 2)
             break;
         const int32_t first = mm_share_first(physical, owner, ranks);
         const int32_t end = mm_share_first(physical, owner + 1, ranks);
         int32_t rows = 0, need = 0;
+#pragma unroll 1
         for (int32_t p0 = first; p0 < end; p0 += 32) {
             const int32_t p = p0 + lane;
             const int32_t total = p < end ? b->total[p] : 0;
@@ -309,14 +327,14 @@ MM_DEVICE void mm_prefix_sums(const mm_block *b) {
             if (p < end)
                 b->start[p] = rows + before;
             rows += sum;
-            mm_prefix(total, &sum);
-            need += sum;
+            need += __reduce_add_sync(~0u, total);
         }
         if (lane == 0)
             ((int32_t *)(b->smem + NEEDS))[owner] = need;
     }
     if (warp == WARPS - 2) {
         int32_t tiles = 0;
+#pragma unroll 1
         for (int32_t e0 = 0; e0 < b->rank->local; e0 += 32) {
             const int32_t e = e0 + lane;
             const int32_t total = e < b->rank->local ? b->total[b->first + e] : 0;
@@ -330,8 +348,9 @@ MM_DEVICE void mm_prefix_sums(const mm_block *b) {
             b->words->units = tiles;
         }
     }
-    if (warp == WARPS - 1) {
+    if (warp == WARPS - 1 && !mm_share_of(b).few) {
         int32_t place = 0;
+#pragma unroll 1
         for (int32_t i0 = 0; i0 < physical; i0 += 32) {
             const int32_t i = i0 + lane;
             const int32_t p = i < physical ? mm_nth_expert(b, i) : 0;
@@ -345,16 +364,17 @@ MM_DEVICE void mm_prefix_sums(const mm_block *b) {
 }
 
 /*
- * An error of one rank is the error of all: status of a batch, layers that differ, pools that
- * overflow, in this order. Every rank sees the same and decides alike.
+ * By one thread; `good`: nothing is wrong with this rank's part. An error of one rank is the error
+ * of all: status of a batch, layers that differ, pools that overflow, in this order. Every rank
+ * sees the same and decides alike.
  */
-MM_DEVICE void mm_agree(const mm_block *b) {
+MM_DEVICE void mm_agree(const mm_block *b, bool good) {
     const int32_t ranks = b->args->ranks, me = b->rank->rank;
     const bool reports = b->block == 0;
     int32_t token, slot;
     if (ranks == 1) {
-        const int32_t status = mm_own_status(b, &token, &slot);
-        if (status != MEGAMOE_OK) {
+        if (!good) {
+            const int32_t status = mm_own_status(b, &token, &slot);
             if (reports)
                 mm_report(b, status, MEGAMOE_PHASE_COUNT, me, token, slot, b->rank->state->value);
             b->words->stop = 1;
@@ -390,21 +410,6 @@ MM_DEVICE void mm_agree(const mm_block *b) {
     }
 }
 
-/* The counters of the next epoch: nobody has used them since the last one. */
-MM_DEVICE void mm_clear_counters(const mm_block *b) {
-    const uint32_t parity = b->parity ^ 1;
-    const int64_t thread = (int64_t)b->block * THREADS + threadIdx.x;
-    const int64_t threads = (int64_t)b->args->blocks * THREADS;
-    for (int64_t i = thread; i < b->args->physical; i += threads)
-        b->rank->dispatched[parity * b->args->physical + i] = 0;
-    for (int64_t i = thread; i < b->args->units; i += threads) {
-        b->rank->fc1_done[parity * b->args->units + i] = 0;
-        b->rank->fc2_done[parity * b->args->units + i] = 0;
-    }
-    if (thread == 0)
-        b->rank->state->claims[parity] = 0;
-}
-
 /*
  * This block's routes by expert: {route, physical expert, row, owner}. A few fit shared memory.
  * Where they are few enough to be held they stay as they come, with expert -1 for none.
@@ -433,6 +438,7 @@ MM_DEVICE void mm_sort_routes(const mm_block *b, const mm_held *held) {
             order[i] = held->id < 0 ? make_int4(0, -1, 0, 0) : mm_place(b, held->id, share.low + i);
     } else {
         const int32_t high = share.low + share.routes;
+#pragma unroll 1
         for (int32_t i = share.low + (int32_t)threadIdx.x; i < high; i += THREADS) {
             const int32_t id = b->rank->staged.ids[i];
             if (id < 0)
@@ -444,9 +450,13 @@ MM_DEVICE void mm_sort_routes(const mm_block *b, const mm_held *held) {
     __syncthreads();
 }
 
-/* Everything before the roles part. */
-MM_DEVICE void mm_begin(mm_block *b, const mm_held *held) {
-    mm_count(b);
+/* Everything before the roles part; `good` as in mm_agree. */
+MM_DEVICE void mm_begin(const mm_block *b, mm_held *held, bool good) {
+    int4 ids[IDS_AT_ONCE];
+    mm_read_ids(b, b->tokens * b->args->topk, 4 * (int32_t)threadIdx.x, ids);
+    mm_hold(b, held);
+    mm_clear_counters(b);
+    mm_count(b, ids);
     if (b->args->ranks > 1) {
         if (b->block == 0)
             mm_publish(b);
@@ -456,9 +466,8 @@ MM_DEVICE void mm_begin(mm_block *b, const mm_held *held) {
         mm_total(b);
     }
     mm_prefix_sums(b);
-    if (threadIdx.x == 0)
-        mm_agree(b);
-    mm_clear_counters(b);
+    if (threadIdx.x == THREADS - 32)
+        mm_agree(b, good);
     if (b->block == 0)
         for (int32_t e = threadIdx.x; e < b->rank->local; e += THREADS)
             b->rank->received[e] = b->total[b->first + e];

@@ -22,33 +22,43 @@
 /* Routes of a block that math warps help to dispatch; all where nobody else does. */
 enum { HELPED_ROUTES = TEAMS == 2 ? INT32_MAX : 4 * WARPS };
 
+/* By one thread. */
+MM_DEVICE void mm_set_up_barriers(const mm_team *team) {
+#pragma unroll 1
+    for (int32_t i = 0; i < team->args->stages; i++) {
+        mm_barrier_init(team->shared + FULL + 8 * i, 1);
+        mm_barrier_init(team->shared + EMPTY + 8 * i, TEAM_WARPS);
+    }
+#pragma unroll 1
+    for (int32_t i = 0; i < MM_CUDA_TASK_SLOTS; i++) {
+        mm_barrier_init(team->shared + TASK_FULL + 8 * i, 1);
+        mm_barrier_init(team->shared + TASK_EMPTY + 8 * i, TEAM_WARPS + 1);
+    }
+    mm_barrier_init(team->shared + OUT_FULL, TEAM_WARPS);
+    mm_barrier_init(team->shared + OUT_EMPTY, 1);
+    mm_barrier_init_fence();
+}
+
 MM_DEVICE void mm_set_up(const mm_block *b) {
-    const uint64_t *table = (const uint64_t *)b->args->decode_table;
-    for (int32_t i = threadIdx.x; i < TABLE_BYTES / 8; i += THREADS)
-        ((uint64_t *)(b->smem + TABLE))[i] = table[i];
-    if (threadIdx.x < MM_CUDA_TIMES)
-        mm_times(b)[threadIdx.x] = 0;
-    for (int32_t r = threadIdx.x; r < b->args->ranks; r += THREADS)
-        ((uint16_t **)(b->smem + RESULTS))[r] =
-            (uint16_t *)(b->rank->windows[r] + b->args->window.results);
-    if (threadIdx.x == 0) {
+    static_assert(TABLE_BYTES / 8 <= THREADS && MM_CUDA_RANKS_MAX <= THREADS, "a word a thread");
+    const uint32_t thread = threadIdx.x;
+    if (thread < TABLE_BYTES / 8)
+        ((uint64_t *)(b->smem + TABLE))[thread] = ((const uint64_t *)b->args->decode_table)[thread];
+    if (thread < (uint32_t)b->args->ranks)
+        ((uint16_t **)(b->smem + RESULTS))[thread] =
+            (uint16_t *)(b->rank->windows[thread] + b->args->window.results);
+    if (thread < MM_CUDA_TIMES)
+        mm_times(b)[thread] = 0;
+    /* Not by the first warps, which have more to do. */
+    const int32_t team = (int32_t)thread / 32 - FINISHER_WARP;
+    if (thread % 32 == 0 && team >= 0 && team < TEAMS) {
+        const mm_team of = mm_team_of(b->args, b->smem, b->shared, team);
+        mm_set_up_barriers(&of);
+    }
+    if (thread == 0) {
         b->words->stop = 0;
         b->words->next = 0;
         b->words->units = 0;
-        for (int32_t t = 0; t < TEAMS; t++) {
-            const uint32_t team = mm_team_of(b->args, b->smem, b->shared, t).shared;
-            for (int32_t i = 0; i < b->args->stages; i++) {
-                mm_barrier_init(team + FULL + 8 * i, 1);
-                mm_barrier_init(team + EMPTY + 8 * i, TEAM_WARPS);
-            }
-            for (int32_t i = 0; i < MM_CUDA_TASK_SLOTS; i++) {
-                mm_barrier_init(team + TASK_FULL + 8 * i, 1);
-                mm_barrier_init(team + TASK_EMPTY + 8 * i, TEAM_WARPS + 1);
-            }
-            mm_barrier_init(team + OUT_FULL, TEAM_WARPS);
-            mm_barrier_init(team + OUT_EMPTY, 1);
-        }
-        mm_barrier_init_fence();
     }
 }
 
@@ -220,26 +230,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t epoch = state->epoch;
     const int32_t tokens = state->tokens;
     const uint64_t order = state->order;
-    b->epoch = epoch + 1;
-    b->parity = b->epoch & 1;
-    b->tokens = form == b->rank->form && order == UINT64_MAX ? tokens : 0;
-    b->first = mm_share_first(args.physical, b->rank->rank, args.ranks);
-    const bool few = mm_share_of(b).few;
-    mm_held held;
-    mm_hold(b, &held);
     mm_find_tables(b);
     mm_set_up(b);
-    __syncthreads();
-    mm_mark(b, MM_CUDA_TIME_ENTRY);
-    if (threadIdx.x == 0)
+    b->epoch = epoch + 1;
+    b->parity = b->epoch & 1;
+    const bool good = form == b->rank->form && order == UINT64_MAX;
+    b->tokens = good ? tokens : 0;
+    b->first = mm_share_first(args.physical, b->rank->rank, args.ranks);
+    const bool few = mm_share_of(b).few;
+    mm_block *common = (mm_block *)(b->smem + BLOCK);
+    if (threadIdx.x == THREADS - 32)
+        *common = block;
+    if (threadIdx.x == 0) {
+        mm_mark(b, MM_CUDA_TIME_ENTRY);
         mm_trace_begin(b);
-    mm_begin(b, &held);
+    }
+    mm_held held;
+    mm_begin(b, &held, good);
     mm_mark(b, MM_CUDA_TIME_BEGUN);
     const bool going = *(volatile int32_t *)&b->words->stop == 0;
-    mm_block *common = (mm_block *)(b->smem + BLOCK);
-    if (threadIdx.x == 0)
-        *common = block;
-    __syncthreads();
+    __syncthreads(); /* nobody stops the others before all have looked */
 
     const int32_t warp = threadIdx.x / 32;
     if (going && few && warp < MATH_WARPS)

@@ -242,14 +242,15 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
         bool ready = task.kind == TASK_FC1 && task.expert <= arrived;
         bool going = true;
         while (!ready && going) {
-            ready = mm_ready(b, &task, &source);
-            if (!ready)
-                going = mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_EXPERTS, source);
-            if (chunk < task.chunks && chunk < (int32_t)stages &&
-                mm_barrier_test(team->shared + EMPTY + 8 * ring.stage, ring.parity ^ 1)) {
+            /* Weights first: a look at the counter is a way to L2 and back. */
+            while (chunk < task.chunks && chunk < (int32_t)stages &&
+                   mm_barrier_test(team->shared + EMPTY + 8 * ring.stage, ring.parity ^ 1)) {
                 mm_load_weights(team, &s, chunk++, ring.stage, once);
                 mm_ring_next(&ring, stages);
             }
+            ready = mm_ready(b, &task, &source);
+            if (!ready)
+                going = mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_EXPERTS, source);
         }
         if (task.kind == TASK_FC1)
             arrived = task.expert;

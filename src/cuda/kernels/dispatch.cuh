@@ -124,6 +124,17 @@ MM_DEVICE void mm_clear_counters(const mm_block *b) {
         b->rank->state->claims[parity] = 0;
 }
 
+/*
+ * Every chunk of a row may lie in another page. What this warp reads here tells the multiprocessor
+ * where they are before rows are stored.
+ */
+MM_DEVICE void mm_touch_pool(const mm_block *b) {
+    const uint8_t *window = b->rank->windows[b->rank->rank];
+    for (int32_t c = threadIdx.x % 32; c < b->args->hidden_chunks; c += 32)
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(window + b->args->window.codes +
+                                                      c * b->args->rows * 128));
+}
+
 enum { IDS_AT_ONCE = 2 /* vectors of four, that a thread has asked for while it counts others */ };
 
 /* Ids from route `at` on, at intervals of all threads; -1 beyond the last route. */
@@ -455,6 +466,8 @@ MM_DEVICE void mm_begin(const mm_block *b, mm_held *held, bool good) {
     int4 ids[IDS_AT_ONCE];
     mm_read_ids(b, b->tokens * b->args->topk, 4 * (int32_t)threadIdx.x, ids);
     mm_hold(b, held);
+    if (threadIdx.x / 32 == PRODUCER_WARP)
+        mm_touch_pool(b);
     mm_clear_counters(b);
     mm_count(b, ids);
     if (b->args->ranks > 1) {

@@ -22,34 +22,43 @@
 /* Routes of a block that math warps help to dispatch; all where nobody else does. */
 enum { HELPED_ROUTES = TEAMS == 2 ? INT32_MAX : 4 * WARPS };
 
+/* By one thread. */
+MM_DEVICE void mm_set_up_barriers(const mm_team *team) {
+#pragma unroll 1
+    for (int32_t i = 0; i < team->args->stages; i++) {
+        mm_barrier_init(team->shared + FULL + 8 * i, 1);
+        mm_barrier_init(team->shared + EMPTY + 8 * i, TEAM_WARPS);
+    }
+#pragma unroll 1
+    for (int32_t i = 0; i < MM_CUDA_TASK_SLOTS; i++) {
+        mm_barrier_init(team->shared + TASK_FULL + 8 * i, 1);
+        mm_barrier_init(team->shared + TASK_EMPTY + 8 * i, TEAM_WARPS + 1);
+    }
+    mm_barrier_init(team->shared + OUT_FULL, TEAM_WARPS);
+    mm_barrier_init(team->shared + OUT_EMPTY, 1);
+    mm_barrier_init_fence();
+}
+
 MM_DEVICE void mm_set_up(const mm_block *b) {
-    const uint64_t *table = (const uint64_t *)b->args->decode_table;
-    for (int32_t i = threadIdx.x; i < TABLE_BYTES / 8; i += THREADS)
-        ((uint64_t *)(b->smem + TABLE))[i] = table[i];
-    if (threadIdx.x < MM_CUDA_TIMES)
-        mm_times(b)[threadIdx.x] = 0;
-    for (int32_t r = threadIdx.x; r < b->args->ranks; r += THREADS)
-        ((uint16_t **)(b->smem + RESULTS))[r] =
-            (uint16_t *)(b->rank->windows[r] + b->args->window.results);
-    mm_divide_sums(b);
-    if (threadIdx.x == 0) {
+    static_assert(TABLE_BYTES / 8 <= THREADS && MM_CUDA_RANKS_MAX <= THREADS, "a word a thread");
+    const uint32_t thread = threadIdx.x;
+    if (thread < TABLE_BYTES / 8)
+        ((uint64_t *)(b->smem + TABLE))[thread] = ((const uint64_t *)b->args->decode_table)[thread];
+    if (thread < (uint32_t)b->args->ranks)
+        ((uint16_t **)(b->smem + RESULTS))[thread] =
+            (uint16_t *)(b->rank->windows[thread] + b->args->window.results);
+    if (thread < MM_CUDA_TIMES)
+        mm_times(b)[thread] = 0;
+    /* Not by the first warps, which have more to do. */
+    const int32_t team = (int32_t)thread / 32 - FINISHER_WARP;
+    if (thread % 32 == 0 && team >= 0 && team < TEAMS) {
+        const mm_team of = mm_team_of(b->args, b->smem, b->shared, team);
+        mm_set_up_barriers(&of);
+    }
+    if (thread == 0) {
         b->words->stop = 0;
         b->words->next = 0;
         b->words->units = 0;
-        for (int32_t t = 0; t < TEAMS; t++) {
-            const uint32_t team = mm_team_of(b->args, b->smem, b->shared, t).shared;
-            for (int32_t i = 0; i < b->args->stages; i++) {
-                mm_barrier_init(team + FULL + 8 * i, 1);
-                mm_barrier_init(team + EMPTY + 8 * i, TEAM_WARPS);
-            }
-            for (int32_t i = 0; i < MM_CUDA_TASK_SLOTS; i++) {
-                mm_barrier_init(team + TASK_FULL + 8 * i, 1);
-                mm_barrier_init(team + TASK_EMPTY + 8 * i, TEAM_WARPS + 1);
-            }
-            mm_barrier_init(team + OUT_FULL, TEAM_WARPS);
-            mm_barrier_init(team + OUT_EMPTY, 1);
-        }
-        mm_barrier_init_fence();
     }
 }
 
@@ -84,12 +93,17 @@ MM_DEVICE int32_t mm_input_scales(const mm_cuda_forward_args *args) {
     return args->input_scale == MEGAMOE_SCALE_BLOCK ? SCALES_EXPONENTS : SCALES_FLOATS;
 }
 
-MM_DEVICE void mm_math(const mm_team *team) {
-    const mm_cuda_forward_args *args = team->args;
-    mm_place place = {0, 0};
+MM_DEVICE void mm_math(const mm_team *given, uint8_t *smem) {
+    const mm_cuda_forward_args *args = given->args;
+    mm_team own = *given;
+    const mm_team *team = &own;
+    mm_position position = {0, 0};
     mm_slot slot = {0, 0};
     uint32_t out_parity = 0;
     for (;;) {
+        /* Places in shared memory are found anew for each tile: kept, each takes a register. */
+        asm volatile("" : "+r"(own.shared));
+        own.smem = smem + (own.shared - own.block);
         const mm_task *task = mm_slot_wait(team, &slot);
         /* The same in all lanes. A reduction says so to the compiler, which then keeps these and
          * the addresses of stages in uniform registers, where wgmma wants its descriptors. */
@@ -99,7 +113,7 @@ MM_DEVICE void mm_math(const mm_team *team) {
             break;
         const bool first = kind == TASK_FC1;
         const uint32_t half = task->row / 8 % 2;
-        mm_reader reader = mm_reader_of(team, place);
+        mm_reader reader = mm_reader_of(team, position);
         float s0[MM_N / 2], s1[MM_N / 2];
         mm_zero(s0);
         mm_zero(s1);
@@ -111,7 +125,7 @@ MM_DEVICE void mm_math(const mm_team *team) {
         /* Sums of two loops would need registers of their own: there is one, for every scale. */
         mm_multiply(&reader, chunks, first ? mm_input_scales(args) : SCALES_EXPONENTS, half, s0,
                     s1);
-        place = reader.at;
+        position = reader.at;
         if (threadIdx.x % TEAM_THREADS == 0)
             mm_stamp(task->stamps, MM_CUDA_STAMP_MULTIPLIED);
         const mm_tile tile = {task, mm_slot_records(team, &slot),
@@ -212,35 +226,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     b->shared = mm_shared_address(shared_memory);
     b->smem = shared_memory;
     b->words = (mm_words *)(b->smem + WORDS);
-    b->epoch = *(volatile uint32_t *)&b->rank->state->epoch + 1;
-    b->parity = b->epoch & 1;
-    b->tokens = mm_stale(b->rank) ? 0 : b->rank->state->tokens;
-    b->first = mm_share_first(args.physical, b->rank->rank, args.ranks);
+    /* Read together: each of them may be far away. */
+    const uint32_t form = *(volatile uint32_t *)&b->rank->layer->form;
+    const volatile mm_cuda_state *state = b->rank->state;
+    const uint32_t epoch = state->epoch;
+    const int32_t tokens = state->tokens;
+    const uint64_t order = state->order;
     mm_find_tables(b);
     mm_set_up(b);
-    __syncthreads();
-    mm_mark(b, MM_CUDA_TIME_ENTRY);
-    if (threadIdx.x == 0)
+    b->epoch = epoch + 1;
+    b->parity = b->epoch & 1;
+    const bool good = form == b->rank->form && order == UINT64_MAX;
+    b->tokens = good ? tokens : 0;
+    b->first = mm_share_first(args.physical, b->rank->rank, args.ranks);
+    const bool few = mm_share_of(b).few;
+    mm_divide_sums(b);
+    mm_block *common = (mm_block *)(b->smem + BLOCK);
+    if (threadIdx.x == THREADS - 32)
+        *common = block;
+    if (threadIdx.x == 0) {
+        mm_mark(b, MM_CUDA_TIME_ENTRY);
         mm_trace_begin(b);
-    mm_begin(b);
+    }
+    mm_held held;
+    mm_begin(b, &held, good);
     mm_mark(b, MM_CUDA_TIME_BEGUN);
     const bool going = *(volatile int32_t *)&b->words->stop == 0;
-    mm_block *common = (mm_block *)(b->smem + BLOCK);
-    if (threadIdx.x == 0)
-        *common = block;
-    __syncthreads();
+    __syncthreads(); /* nobody stops the others before all have looked */
 
     const int32_t warp = threadIdx.x / 32;
+    if (going && few && warp < MATH_WARPS)
+        mm_send_held(b, &held);
     if (going) {
         if (warp < MATH_WARPS) {
             MM_REGISTERS_TAKE(MATH_REGISTERS);
-            mm_dispatch(common, HELPED_ROUTES);
+            if (!few)
+                mm_dispatch(b, HELPED_ROUTES);
             if (threadIdx.x == 0)
                 mm_trace_block(common, MM_CUDA_STAMP_DISPATCHED);
             /* As in mm_math, for the compiler. */
             const uint32_t index = __reduce_max_sync(~0u, (uint32_t)warp / TEAM_WARPS);
             const mm_team team = mm_team_of(&args, b->smem, b->shared, (int32_t)index);
-            mm_math(&team);
+            mm_math(&team, b->smem);
             if (threadIdx.x == 0)
                 mm_trace_block(common, MM_CUDA_STAMP_COMBINING);
             mm_combine(common);
@@ -256,7 +283,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             } else if (warp < FINISHER_WARP + TEAMS) {
                 mm_finisher(common, &team);
             } else if (TEAMS == 1) {
-                mm_dispatch(common, INT32_MAX);
+                if (!few)
+                    mm_dispatch(common, INT32_MAX);
                 if (threadIdx.x == THREADS - 32)
                     mm_trace_block(common, MM_CUDA_STAMP_DISPATCHED_LAST);
                 __syncwarp();

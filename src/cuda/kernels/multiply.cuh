@@ -21,9 +21,9 @@ enum {
 };
 
 /* Where math is in the ring. */
-typedef struct mm_place {
+typedef struct mm_position {
     uint32_t stage, parity;
-} mm_place;
+} mm_position;
 
 /* A math thread's view of it. Everything here stays in registers. */
 typedef struct mm_reader {
@@ -32,7 +32,7 @@ typedef struct mm_reader {
     uint32_t codes, code_scales; /* of this lane in chunk 0 of its warpgroup, stage 0 */
     uint32_t stages;
     uint32_t scales, scale_stride; /* address of the stages' scales, bytes of one */
-    mm_place at;
+    mm_position at;
     uint32_t last; /* the stage before */
 } mm_reader;
 
@@ -52,7 +52,7 @@ MM_DEVICE uint32_t mm_kept(uint32_t address) {
 }
 
 /* For one tile: what is here is not to stay in registers while the tile's sums are finished. */
-MM_DEVICE mm_reader mm_reader_of(const mm_team *team, mm_place place) {
+MM_DEVICE mm_reader mm_reader_of(const mm_team *team, mm_position at) {
     const uint32_t thread = mm_thread(), lane = thread % 128;
     const uint32_t chunk =
         team->shared + RING + TOKEN_BYTES + thread % TEAM_THREADS / 128 * 2 * CHUNK_BYTES;
@@ -64,8 +64,8 @@ MM_DEVICE mm_reader mm_reader_of(const mm_team *team, mm_place place) {
         (uint32_t)team->args->stages,
         team->shared + mm_stage_scales(team->args),
         SCALE_ROWS * mm_scale_bytes(team->args),
-        place,
-        place.stage};
+        at,
+        at.stage};
     return reader;
 }
 

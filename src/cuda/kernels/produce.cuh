@@ -62,19 +62,37 @@ MM_DEVICE bool mm_task_of(const mm_block *b, uint32_t claim, mm_task *task) {
     return true;
 }
 
-/* Which sources' rows of `expert` have arrived: all before *source have. */
-MM_DEVICE bool mm_arrived(const mm_block *b, int32_t expert, int32_t *source) {
-    if (b->args->ranks == 1) {
-        const int32_t p = b->first + expert;
-        return mm_load_acquire_gpu(b->rank->dispatched + b->parity * b->args->physical + p) ==
-               (uint32_t)b->total[p];
+/* What a task waits for: one counter of this rank, or words of all sources. */
+typedef struct mm_awaited {
+    const uint32_t *counter; /* NULL: words */
+    uint32_t full;           /* what it counts to */
+    int32_t source;          /* whose word is to come next */
+} mm_awaited;
+
+MM_DEVICE mm_awaited mm_awaited_of(const mm_block *b, const mm_task *task) {
+    mm_awaited awaited = {NULL, 0, 0};
+    const int32_t p = b->first + task->expert;
+    if (task->kind == TASK_FC2) {
+        awaited.counter = b->rank->fc1_done + b->parity * b->args->units + task->unit;
+        awaited.full = (uint32_t)b->args->fc1_tiles;
+    } else if (b->args->ranks == 1) {
+        awaited.counter = b->rank->dispatched + b->parity * b->args->physical + p;
+        awaited.full = (uint32_t)b->total[p];
     }
+    return awaited;
+}
+
+/* Whether a task's tokens are there. */
+MM_DEVICE bool mm_ready(const mm_block *b, const mm_task *task, mm_awaited *awaited) {
+    if (awaited->counter)
+        return mm_load_acquire_gpu(awaited->counter) == awaited->full;
     uint8_t *window = b->rank->windows[b->rank->rank];
-    const uint32_t *words =
-        (const uint32_t *)(window + b->args->window.arrivals) + (int64_t)expert * b->args->ranks;
-    for (; *source < b->args->ranks; ++*source) {
-        const bool sends = __ldcg(mm_counts(b, window, *source) + b->first + expert) != 0;
-        if (sends && mm_load_acquire_sys(words + *source) != b->epoch)
+    const uint32_t *words = (const uint32_t *)(window + b->args->window.arrivals) +
+                            (int64_t)task->expert * b->args->ranks;
+    for (; awaited->source < b->args->ranks; ++awaited->source) {
+        const bool sends =
+            __ldcg(mm_counts(b, window, awaited->source) + b->first + task->expert) != 0;
+        if (sends && mm_load_acquire_sys(words + awaited->source) != b->epoch)
             return false;
     }
     return true;
@@ -204,21 +222,15 @@ MM_DEVICE void mm_post(const mm_block *b, const mm_team *team, const mm_task *ta
     mm_bulk_load(data + ROW_GLOBALS, blob + args->globals_offset, 16, full, keep);
 }
 
-/* Whether a task's tokens are there. */
-MM_DEVICE bool mm_ready(const mm_block *b, const mm_task *task, int32_t *source) {
-    if (task->kind == TASK_FC1)
-        return mm_arrived(b, task->expert, source);
-    const uint32_t *done = b->rank->fc1_done + b->parity * b->args->units + task->unit;
-    return mm_load_acquire_gpu(done) == (uint32_t)b->args->fc1_tiles;
-}
-
 /* The next tile's number. */
 MM_DEVICE uint32_t mm_claim(const mm_block *b) {
     return (uint32_t)(TEAMS * b->args->blocks) +
            mm_add_relaxed_gpu(&b->rank->state->claims[b->parity], 1);
 }
 
-MM_DEVICE void mm_produce(const mm_block *b, const mm_team *team) {
+MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
+    mm_team own = *given;
+    const mm_team *team = &own;
     const uint32_t stages = (uint32_t)team->args->stages;
     mm_ring ring = {0, 0};
     uint32_t slot = 0, slot_parity = 0;
@@ -229,30 +241,33 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *team) {
     while (mm_task_of(b, claim, &task)) {
         task.stamps = mm_trace_claim(b, team->index, &task);
         mm_stamp(task.stamps, MM_CUDA_STAMP_CLAIMED);
+        /* Addresses of barriers are found anew for each task: kept, each would take a register. */
+        asm volatile("" : "+r"(own.shared));
         const mm_sources s = mm_sources_of(b, &task);
         const bool once = b->tiles[task.expert + 1] - b->tiles[task.expert] == 1;
-        int32_t source = 0;
+        mm_awaited awaited = mm_awaited_of(b, &task);
         uint32_t polls = 0;
         uint64_t start = 0;
         int32_t chunk = 0;
         bool ready = task.kind == TASK_FC1 && task.expert <= arrived;
         bool going = true;
         while (!ready && going) {
-            ready = mm_ready(b, &task, &source);
-            if (!ready)
-                going = mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_EXPERTS, source);
-            if (chunk < task.chunks && chunk < (int32_t)stages &&
-                mm_barrier_test(team->shared + EMPTY + 8 * ring.stage, ring.parity ^ 1)) {
+            /* Weights first: a look at the counter is a way to L2 and back. */
+            while (chunk < task.chunks && chunk < (int32_t)stages &&
+                   mm_barrier_test(team->shared + EMPTY + 8 * ring.stage, ring.parity ^ 1)) {
                 mm_load_weights(team, &s, chunk++, ring.stage, once);
                 mm_ring_next(&ring, stages);
             }
+            ready = mm_ready(b, &task, &awaited);
+            if (!ready)
+                going = mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_EXPERTS, awaited.source);
         }
         if (task.kind == TASK_FC1)
             arrived = task.expert;
         if (team->index == 0 && mm_times(b)[MM_CUDA_TIME_FIRST] == 0)
             mm_times(b)[MM_CUDA_TIME_FIRST] = mm_globaltimer_ns();
         mm_stamp(task.stamps, MM_CUDA_STAMP_READY);
-        mm_fence_proxy_async();
+        mm_fence_proxy_async_global();
         if (going)
             mm_post(b, team, &task, slot, slot_parity);
         /* Weights that have been asked for get their tokens also when nobody will use them. */

@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(LITMUS_THREADS) litmus_write(litmus
 /* A message by bulk copy; the barrier's phase is that of message n. */
 MM_DEVICE void load_bulk(const uint32_t *data, uint32_t n, uint4 *staging, uint32_t barrier) {
     if (threadIdx.x == 0) {
-        mm_fence_proxy_async();
+        mm_fence_proxy_async_global();
         mm_barrier_arrive_expect(barrier, LITMUS_BYTES);
         mm_bulk_load(mm_shared_address(staging), data, LITMUS_BYTES, barrier, mm_policy_stream());
     }

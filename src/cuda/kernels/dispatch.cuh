@@ -5,15 +5,6 @@
 
 #include "cuda/kernels/shared.cuh"
 
-/*
- * Between ordinary accesses to global memory and those of the copy engine. mm_fence_proxy_async
- * also orders those to shared memory: ptxas then puts a MEMBAR of the whole GPU before it, which
- * waits for every store of the warp. This one leaves that to the release that follows.
- */
-MM_DEVICE void mm_fence_proxy_async_global(void) {
-    asm volatile("fence.proxy.async.global;" ::: "memory");
-}
-
 /* The physical expert of a route. */
 MM_DEVICE int32_t mm_physical_of(const mm_block *b, int32_t id, int32_t route) {
     const mm_cuda_rank *rank = b->rank;

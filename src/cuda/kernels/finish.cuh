@@ -368,11 +368,11 @@ MM_DEVICE void mm_store_hidden(const mm_block *b, const mm_team *team, const mm_
     for (int32_t column = threadIdx.x % 32; column < task->valid; column += 32)
         b->rank->hidden_scales[task->tile * rows + mm_scale_place(task->row + column)] =
             team->smem[EXPONENTS + column];
-    mm_fence_proxy_async();
+    mm_fence_proxy_async_global();
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
         mm_bulk_store_wait();
-        mm_fence_proxy_async();
+        mm_fence_proxy_async_global();
         mm_add_acq_rel_gpu(b->rank->fc1_done + b->parity * b->args->units + task->unit, 1);
     }
     __syncwarp();

@@ -62,12 +62,16 @@ MM_DEVICE void mm_fence_acq_rel_sys(void) {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
-/* Between ordinary accesses and those of the copy engine or the tensor cores, either way. */
-MM_DEVICE void mm_fence_proxy_async(void) {
-    asm volatile("fence.proxy.async;" ::: "memory");
+/*
+ * Between ordinary accesses to global memory and those of the copy engine, either way. Without a
+ * state space ptxas puts a MEMBAR of the whole GPU before it, which waits for every store of the
+ * warp; this one leaves that to the release that follows.
+ */
+MM_DEVICE void mm_fence_proxy_async_global(void) {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
-/* The same for shared memory alone. */
+/* The same for shared memory, and with the tensor cores. */
 MM_DEVICE void mm_fence_proxy_async_shared(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

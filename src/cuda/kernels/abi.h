@@ -80,14 +80,14 @@ typedef struct mm_cuda_layer_words {
 
 /* Local memory that lives as long as the workspace; zeroed at its creation. */
 typedef struct mm_cuda_state {
-    uint32_t epoch;     /* of the last forward that ended */
-    uint32_t left;      /* thread blocks that have left the current one */
+    uint32_t epoch;     /* of the last forward that all thread blocks have entered */
+    uint32_t entered;   /* thread blocks that have read it for the current one */
     uint32_t claims[2]; /* by parity: tasks handed out after every team's first */
     uint32_t gave_up;   /* not zero once a thread block has reported that this rank waits no more */
     /* The staged batch. The error, if any, is that of the lowest `order`. */
     int32_t tokens;
     uint32_t lock;
-    uint32_t unused;
+    uint32_t left; /* thread blocks that have left a forward in which words are forgotten */
     uint64_t order; /* UINT64_MAX: none; else token * (topk + 1) + slot, or + topk for a scale */
     int64_t value;
 } mm_cuda_state;

@@ -388,7 +388,10 @@ MM_DEVICE void mm_return_routes(const mm_block *b, const mm_task *task,
     __syncwarp(); /* what lane 0 has acquired, all have */
     if (done + 1 < (uint32_t)b->args->fc2_tiles)
         return;
-    mm_fence_acq_rel_sys();
+    if (b->args->ranks == 1) /* who waits for them is on this GPU */
+        mm_fence_acq_rel_gpu();
+    else
+        mm_fence_acq_rel_sys();
     for (int32_t column = threadIdx.x % 32; column < task->valid; column += 32) {
         const int32_t rank = records[column].rank & ~MM_CUDA_TINY;
         uint32_t *returned = (uint32_t *)(b->rank->windows[rank] + b->args->window.returned);

@@ -199,20 +199,27 @@ MM_DEVICE void mm_forget(const mm_block *b) {
     mm_forget_words(b, window->returned, window->codes);
 }
 
-/* The last block to leave ends the epoch: replays of a graph cannot change arguments. */
+/* The last block to have read the epoch ends it: replays of a graph cannot change arguments. Nothing
+ * else in this launch reads it, and nobody waits for this at the end. By one thread. */
+MM_DEVICE void mm_end_epoch(const mm_block *b) {
+    mm_cuda_state *state = b->rank->state;
+    if (mm_add_acq_rel_gpu(&state->entered, 1) + 1 < (uint32_t)b->args->blocks)
+        return;
+    state->entered = 0;
+    state->epoch = b->epoch;
+}
+
 MM_DEVICE void mm_leave(const mm_block *b) {
     __syncthreads();
     if (threadIdx.x < MM_CUDA_TIMES)
         b->rank->times[b->block * MM_CUDA_TIMES + threadIdx.x] = mm_times(b)[threadIdx.x];
-    if (threadIdx.x)
+    if (threadIdx.x || b->epoch % MM_CUDA_FORGET_EVERY)
         return;
     mm_cuda_state *state = b->rank->state;
     if (mm_add_acq_rel_gpu(&state->left, 1) + 1 < (uint32_t)b->args->blocks)
         return;
-    if (b->epoch % MM_CUDA_FORGET_EVERY == 0)
-        mm_forget(b);
+    mm_forget(b);
     state->left = 0;
-    state->epoch = b->epoch;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -281,6 +288,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     mm_produce(common, &team);
                 __syncwarp();
             } else if (warp < FINISHER_WARP + TEAMS) {
+                if (threadIdx.x == 32 * FINISHER_WARP)
+                    mm_end_epoch(common);
                 mm_finisher(common, &team);
             } else if (TEAMS == 1) {
                 if (!few)
@@ -291,6 +300,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 mm_combine_beside(common);
             }
         }
+    } else if (threadIdx.x == 0) {
+        mm_end_epoch(common);
     }
     mm_leave(common);
 }

@@ -103,6 +103,7 @@ typedef struct mm_sources {
     const uint8_t *weights;
     const uint8_t *codes;
     const uint8_t *scales; /* NULL: none */
+    const uint8_t *records;
     uint32_t codes_stride; /* of a chunk */
     uint32_t scales_stride;
     uint32_t scale_bytes; /* of a stage */
@@ -118,6 +119,7 @@ MM_DEVICE mm_sources mm_sources_of(const mm_block *b, const mm_task *task) {
         task->row & ~(int64_t)15; /* tiles of 8, 24 and 40 may begin in the middle */
     mm_sources s;
     s.codes_stride = (uint32_t)args->rows * 128;
+    s.records = window + args->window.records + (int64_t)task->row * RECORD_BYTES;
     if (task->kind == TASK_FC2) {
         s.weights = blob + args->fc2_offset + from;
         s.codes = b->rank->hidden_codes + (int64_t)task->row * 128;
@@ -182,12 +184,25 @@ MM_DEVICE void mm_load_tokens(const mm_team *team, const mm_sources *s, int32_t 
                      policy);
 }
 
-/* Hands a task to math and finisher. */
-MM_DEVICE void mm_post(const mm_block *b, const mm_team *team, const mm_task *task, uint32_t slot,
-                       uint32_t parity) {
-    mm_barrier_wait(team->shared + TASK_EMPTY + 8 * slot, parity ^ 1);
-    mm_task *to = (mm_task *)(team->smem + TASKS) + slot;
-    to->kind = task->kind;
+/* Where a task stands among those that math and finisher take from the producer. */
+typedef struct mm_post_place {
+    uint32_t slot, parity;
+} mm_post_place;
+
+MM_DEVICE mm_task *mm_posted(const mm_team *team, const mm_post_place *place) {
+    return (mm_task *)(team->smem + TASKS) + place->slot;
+}
+
+/* What a tile needs of its weights' rows, by bytes. */
+MM_DEVICE uint32_t mm_row_data_bytes(const mm_cuda_forward_args *args) {
+    return MM_CUDA_TILE_ROWS + (args->has_bias ? MM_CUDA_TILE_ROWS * 4 : 0) + 16;
+}
+
+/* All of a task that does not depend on its tokens, before these are waited for. */
+MM_DEVICE void mm_prepare_post(const mm_block *b, const mm_team *team, const mm_task *task,
+                               const mm_post_place *place) {
+    mm_barrier_wait(team->shared + TASK_EMPTY + 8 * place->slot, place->parity ^ 1);
+    mm_task *to = mm_posted(team, place);
     to->expert = task->expert;
     to->tile = task->tile;
     to->chunks = task->chunks;
@@ -195,31 +210,40 @@ MM_DEVICE void mm_post(const mm_block *b, const mm_team *team, const mm_task *ta
     to->valid = task->valid;
     to->unit = task->unit;
     to->stamps = task->stamps;
-    const uint32_t full = team->shared + TASK_FULL + 8 * slot;
-    if (task->kind == TASK_END) {
-        mm_barrier_arrive(full);
-        return;
-    }
     const mm_cuda_forward_args *args = team->args;
-    const uint8_t *window = b->rank->windows[b->rank->rank];
     const uint8_t *blob = b->rank->blobs + (uint64_t)task->expert * args->blob_bytes;
     const bool fc2 = task->kind == TASK_FC2;
     const int64_t rows = (int64_t)task->tile * MM_CUDA_TILE_ROWS;
-    const uint32_t bias_bytes = args->has_bias ? MM_CUDA_TILE_ROWS * 4 : 0;
-    const uint32_t data = team->shared + ROW_DATA + slot * MM_CUDA_ROW_DATA_BYTES;
+    const uint32_t full = team->shared + TASK_FULL + 8 * place->slot;
+    const uint32_t data = team->shared + ROW_DATA + place->slot * MM_CUDA_ROW_DATA_BYTES;
     const uint64_t keep = mm_policy_keep();
-    mm_barrier_arrive_expect(full, MM_N * RECORD_BYTES + MM_CUDA_TILE_ROWS + bias_bytes + 16);
-    mm_bulk_load(team->shared + RECORDS + slot * MM_N * RECORD_BYTES,
-                 window + args->window.records + (int64_t)task->row * RECORD_BYTES,
-                 MM_N * RECORD_BYTES, full, keep);
     mm_bulk_load(data,
                  blob + (fc2 ? args->fc2_exponents_offset : args->fc1_exponents_offset) + rows,
                  MM_CUDA_TILE_ROWS, full, keep);
-    if (bias_bytes)
+    if (args->has_bias)
         mm_bulk_load(data + ROW_BIASES,
                      blob + (fc2 ? args->fc2_bias_offset : args->fc1_bias_offset) + rows * 4,
-                     bias_bytes, full, keep);
+                     MM_CUDA_TILE_ROWS * 4, full, keep);
     mm_bulk_load(data + ROW_GLOBALS, blob + args->globals_offset, 16, full, keep);
+}
+
+/* Hands a task that has been prepared to math and finisher; `records`: of its tokens. */
+MM_DEVICE void mm_post(const mm_team *team, int32_t kind, const uint8_t *records,
+                       const mm_post_place *place) {
+    const uint32_t full = team->shared + TASK_FULL + 8 * place->slot;
+    mm_posted(team, place)->kind = kind;
+    mm_barrier_arrive_expect(full, mm_row_data_bytes(team->args) + MM_N * RECORD_BYTES);
+    mm_bulk_load(team->shared + RECORDS + place->slot * MM_N * RECORD_BYTES, records,
+                 MM_N * RECORD_BYTES, full, mm_policy_keep());
+}
+
+/* No task comes any more. `prepared`: one was that will not be done. */
+MM_DEVICE void mm_post_end(const mm_team *team, bool prepared, const mm_post_place *place) {
+    if (!prepared)
+        mm_barrier_wait(team->shared + TASK_EMPTY + 8 * place->slot, place->parity ^ 1);
+    mm_posted(team, place)->kind = TASK_END;
+    mm_barrier_arrive_expect(team->shared + TASK_FULL + 8 * place->slot,
+                             prepared ? mm_row_data_bytes(team->args) : 0);
 }
 
 /* The next tile's number. */
@@ -228,12 +252,26 @@ MM_DEVICE uint32_t mm_claim(const mm_block *b) {
            mm_add_relaxed_gpu(&b->rank->state->claims[b->parity], 1);
 }
 
+/* Asks for the weights of a task's first stages, as far as there is room; the chunk that is next. A
+ * look at what a task waits for is a way to L2 and back: weights come before it. */
+MM_DEVICE int32_t mm_load_ahead(const mm_team *team, const mm_sources *s, const mm_task *task,
+                                int32_t chunk, mm_ring *ring, bool once) {
+    const int32_t stages = team->args->stages;
+    while (chunk < task->chunks && chunk < stages &&
+           mm_barrier_test(team->shared + EMPTY + 8 * ring->stage, ring->parity ^ 1)) {
+        mm_load_weights(team, s, chunk++, ring->stage, once);
+        mm_ring_next(ring, (uint32_t)stages);
+    }
+    return chunk;
+}
+
 MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
     mm_team own = *given;
     const mm_team *team = &own;
     const uint32_t stages = (uint32_t)team->args->stages;
     mm_ring ring = {0, 0};
-    uint32_t slot = 0, slot_parity = 0;
+    mm_post_place place = {0, 0};
+    bool going = true;
     int32_t arrived = -1; /* the last expert whose tokens are known to be here */
     mm_task task;
     /* The first ones are dealt out: a few tiles go to as many blocks. */
@@ -250,17 +288,15 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
         uint64_t start = 0;
         int32_t chunk = 0;
         bool ready = task.kind == TASK_FC1 && task.expert <= arrived;
-        bool going = true;
+        if (!ready)
+            chunk = mm_load_ahead(team, &s, &task, 0, &ring, once);
+        mm_prepare_post(b, team, &task, &place);
         while (!ready && going) {
-            /* Weights first: a look at the counter is a way to L2 and back. */
-            while (chunk < task.chunks && chunk < (int32_t)stages &&
-                   mm_barrier_test(team->shared + EMPTY + 8 * ring.stage, ring.parity ^ 1)) {
-                mm_load_weights(team, &s, chunk++, ring.stage, once);
-                mm_ring_next(&ring, stages);
-            }
             ready = mm_ready(b, &task, &awaited);
-            if (!ready)
-                going = mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_EXPERTS, awaited.source);
+            if (ready)
+                break;
+            going = mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_EXPERTS, awaited.source);
+            chunk = mm_load_ahead(team, &s, &task, chunk, &ring, once);
         }
         if (task.kind == TASK_FC1)
             arrived = task.expert;
@@ -269,7 +305,7 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
         mm_stamp(task.stamps, MM_CUDA_STAMP_READY);
         mm_fence_proxy_async_global();
         if (going)
-            mm_post(b, team, &task, slot, slot_parity);
+            mm_post(team, task.kind, s.records, &place);
         /* Weights that have been asked for get their tokens also when nobody will use them. */
         mm_ring behind = mm_ring_before(&ring, (uint32_t)chunk, stages);
         for (int32_t c = 0; c < chunk; c++) {
@@ -287,15 +323,14 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
             mm_ring_next(&ring, stages);
         }
         mm_stamp(task.stamps, MM_CUDA_STAMP_LOADED);
-        if (++slot == MM_CUDA_TASK_SLOTS) {
-            slot = 0;
-            slot_parity ^= 1;
+        if (++place.slot == MM_CUDA_TASK_SLOTS) {
+            place.slot = 0;
+            place.parity ^= 1;
         }
         /* Not earlier: a tile that is claimed waits for this team. Math has a ring full to do. */
         claim = mm_claim(b);
     }
-    task.kind = TASK_END;
-    mm_post(b, team, &task, slot, slot_parity);
+    mm_post_end(team, !going, &place);
 }
 
 #endif

@@ -58,6 +58,10 @@ MM_DEVICE void mm_add_release_gpu(uint32_t *word, uint32_t value) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
+MM_DEVICE void mm_fence_acq_rel_gpu(void) {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
 MM_DEVICE void mm_fence_acq_rel_sys(void) {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }

@@ -16,7 +16,9 @@ from result import arms_of
 
 NOTE = """Medians of `forward` alone in a CUDA graph; L2 is overwritten before each replay. Floor: bytes of
 the experts that were active at 4.39 TB/s, or 6 T k H I operations at 1500 TFLOP/s, whichever takes
-longer. "Public" is {source}. One GPU stands for one rank of eight; nothing crosses NVLink."""
+longer. Back to back, calls with many tokens meet the power limit and clocks fall; DeepGEMM's own
+benchmark rests its kernels for about 10 ms before each call, and so do the tables that say so. "Public"
+is {source}. One GPU stands for one rank of eight; nothing crosses NVLink."""
 
 RANKS_NOTE = """Medians of `forward` alone in a CUDA graph on every rank at once, of each call the time
 of the slowest rank, which waits for the others where they begin later; L2 is overwritten before each
@@ -36,7 +38,11 @@ def title_of(run):
 def calls_of(run):
     rounds = len(run["points"][0].get("rounds_us", [])) or 1
     calls = f"{run['iterations']} calls" if rounds == 1 else f"{rounds} rounds of {run['iterations']} calls"
-    return f"{calls} of each batch, after {run['warm_ups']}" if "warm_ups" in run else calls + " of each batch"
+    calls += " of each batch"
+    if "warm_ups" in run:
+        calls += f", after {run['warm_ups']}"
+    rest = run.get("padding_us", 0)
+    return calls + (f", each after {rest / 1000:g} ms of rest" if rest else ", back to back")
 
 
 def table_of(name, run):

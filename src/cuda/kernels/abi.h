@@ -87,7 +87,7 @@ typedef struct mm_cuda_state {
     /* The staged batch. The error, if any, is that of the lowest `order`. */
     int32_t tokens;
     uint32_t lock;
-    uint32_t left; /* thread blocks that have left a forward in which words are forgotten */
+    uint32_t left;  /* thread blocks that have left a forward in which words are forgotten */
     uint64_t order; /* UINT64_MAX: none; else token * (topk + 1) + slot, or + topk for a scale */
     int64_t value;
 } mm_cuda_state;

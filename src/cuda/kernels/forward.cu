@@ -199,8 +199,8 @@ MM_DEVICE void mm_forget(const mm_block *b) {
     mm_forget_words(b, window->returned, window->codes);
 }
 
-/* The last block to have read the epoch ends it: replays of a graph cannot change arguments. Nothing
- * else in this launch reads it, and nobody waits for this at the end. By one thread. */
+/* The last block to have read the epoch ends it: replays of a graph cannot change arguments.
+ * Nothing else in this launch reads it, and nobody waits for this at the end. By one thread. */
 MM_DEVICE void mm_end_epoch(const mm_block *b) {
     mm_cuda_state *state = b->rank->state;
     if (mm_add_acq_rel_gpu(&state->entered, 1) + 1 < (uint32_t)b->args->blocks)

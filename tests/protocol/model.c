@@ -8,6 +8,7 @@ enum { FIRST_EPOCH = 254 };
 
 typedef enum phase {
     BEGIN,
+    ENTER, /* counts among those that have read the epoch */
     PUBLISH,
     AWAIT, /* the one wait */
     CLEAR, /* the idle counters */
@@ -132,6 +133,8 @@ static phase after(const plan *p, phase done) {
     const bool early = !holds(p, ONLY_PUBLISH_BEFORE), fc2_first = !holds(p, FC1_CLAIMED_FIRST);
     switch (done) {
     case BEGIN:
+        return ENTER;
+    case ENTER:
         return PUBLISH;
     case PUBLISH:
         return early ? SEND : AWAIT;
@@ -328,13 +331,22 @@ static wrong combine(view *v) {
     return RIGHT;
 }
 
-static void leave(view *v) {
+/* Nothing but the beginning of a forward reads the epoch. */
+static void end_epoch(view *v) {
     memory *own = v->own;
-    const bool last = ++own->left == v->p->blocks;
-    const bool advances = holds(v->p, LAST_ADVANCES) ? last : own->left == 1;
+    const bool last = ++own->entered == v->p->blocks;
+    const bool advances = holds(v->p, LAST_ADVANCES) ? last : own->entered == 1;
     const bool skips = !holds(v->p, NO_EPOCH_SKIPPED) && (v->p->bad[v->b->ended] >> v->rank & 1);
     if (advances)
         own->epoch = (uint8_t)(own->epoch + (skips ? 2 : 1));
+    if (last)
+        own->entered = 0;
+    next_item(v);
+}
+
+static void leave(view *v) {
+    memory *own = v->own;
+    const bool last = ++own->left == v->p->blocks;
     if (last)
         own->left = 0;
     if (last && v->b->epoch == FIRST_EPOCH && holds(v->p, OLD_FORGOTTEN)) {
@@ -370,6 +382,9 @@ static wrong step(view *v) {
     switch (v->b->phase) {
     case BEGIN:
         return begin(v);
+    case ENTER:
+        end_epoch(v);
+        return RIGHT;
     case PUBLISH:
         store(v, &to->counts[parity][v->rank], &to->cells[parity][v->rank],
               holds(v->p, CELL_AFTER_COUNTS));

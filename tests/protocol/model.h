@@ -39,7 +39,7 @@ enum { RANKS = 3, BLOCKS = 2, EPOCHS = 3, ROUTINGS = 1 << RANKS };
     X(ROUTES_BY_EPOCH, "a route's word holds the epoch, so it need not be cleared")                \
     X(OLD_FORGOTTEN, "old words are made those of an epoch that ends before their number is back") \
     X(NO_OVERLAP, "forwards of one workspace do not overlap")                                      \
-    X(LAST_ADVANCES, "the last block to leave advances the epoch")                                 \
+    X(LAST_ADVANCES, "the last block to have read the epoch advances it")                          \
     X(WAITS_SEE_ABORT, "every wait looks at the abort word")                                       \
     X(ABORT_TO_ALL, "a rank that gives up tells all others")                                       \
     X(DEAD_AFTER_ABORT, "after an abort a workspace is dead")                                      \
@@ -88,8 +88,9 @@ typedef struct memory {
     uint8_t results[RANKS], returned[RANKS];   /* [owner] */
     uint8_t abort;
 
-    uint8_t epoch; /* of the last forward that has ended */
-    uint8_t left;  /* blocks that have left the present one */
+    uint8_t epoch;   /* of the last forward that all blocks have entered */
+    uint8_t entered; /* blocks that have read it for the present one */
+    uint8_t left;    /* blocks that have left that */
     uint8_t halves[BLOCKS];
     uint8_t counters[2]; /* [parity]: halves of FC1 that are done */
 } memory;

@@ -16,17 +16,6 @@ static const model_recipe recipes[] = {
     {MEGAMOE_FORMAT_NVFP4, HIDDEN, 224, EXPERTS, MEGAMOE_DTYPE_NONE, {1, 0, 10}},
 };
 
-/* Every logical expert is somewhere. */
-static void random_map(t_random *random, int32_t *map, int32_t physical) {
-    for (int32_t p = 0; p < physical; p++)
-        map[p] = p < EXPERTS ? p : (int32_t)t_below(random, EXPERTS);
-    for (int32_t p = physical - 1; p > 0; p--) {
-        const int32_t other = (int32_t)t_below(random, (uint32_t)p + 1), held = map[p];
-        map[p] = map[other];
-        map[other] = held;
-    }
-}
-
 /* A layer, a batch and what the reference makes of it. */
 typedef struct subject {
     model m;
@@ -41,7 +30,7 @@ typedef struct subject {
 static void subject_open(subject *x, int recipe, uint64_t stream) {
     *x = (subject){.random = t_random_start(stream)};
     x->m = model_open(&recipes[recipe], &x->random);
-    random_map(&x->random, x->map, PHYSICAL);
+    random_map(&x->random, x->map, PHYSICAL, EXPERTS);
     x->s = (setup){.weights = x->m.weights,
                    .device = "cuda:0",
                    .deadline_ms = GPU_DEADLINE_MS,
@@ -141,13 +130,13 @@ static void check_folded(int recipe, int32_t ranks) {
     for (int32_t round = 0; round < ROUNDS; round++) {
         mm_place_window_bytes = round % 2 ? 1 : 64 << 20; /* one expert at a time, or all */
         check_forwards(&f, &x, &memory, g.stream, 1 + round % 3, "folded");
-        random_map(&x.random, x.map, PHYSICAL);
+        random_map(&x.random, x.map, PHYSICAL, EXPERTS);
         place(&f, &p, x.map, PHYSICAL);
         check_loads(&p, &x, ranks, 1 + round % 3);
     }
     /* One that brings another map fails, and nobody's experts move. */
     int32_t other[PHYSICAL];
-    random_map(&x.random, other, PHYSICAL);
+    random_map(&x.random, other, PHYSICAL, EXPERTS);
     p.broken = ranks - 1;
     place(&f, &p, other, PHYSICAL);
     for (int32_t r = 0; r < ranks; r++) {
@@ -235,14 +224,14 @@ static void check_graphs(int32_t ranks) {
     captured c = capture(&f, &memory, g.stream);
     for (int32_t round = 0; round < ROUNDS; round++) {
         check_replay(&c, &f, &memory, &x, g.stream, "a replay");
-        random_map(&x.random, x.map, PHYSICAL);
+        random_map(&x.random, x.map, PHYSICAL, EXPERTS);
         place(&f, &p, x.map, PHYSICAL);
         check_loads(&p, &x, ranks, 1);
     }
     check_replay(&c, &f, &memory, &x, g.stream, "a replay");
 
     /* With more physical experts, and again after going back: other memory. */
-    random_map(&x.random, more, PHYSICAL + 1);
+    random_map(&x.random, more, PHYSICAL + 1, EXPERTS);
     place(&f, &p, more, PHYSICAL + 1);
     check_stale(&c, &f, &memory, &x, g.stream);
     place(&f, &p, x.map, PHYSICAL);
@@ -345,7 +334,7 @@ static void check_threads(int32_t ranks, int32_t gpus) {
     }
     uint16_t *y = gpu_rows(&x.b);
     for (int32_t round = 0; round < ROUNDS; round++) {
-        random_map(&x.random, x.map, PHYSICAL);
+        random_map(&x.random, x.map, PHYSICAL, EXPERTS);
         t.p.map = x.map;
         t.p.physical = PHYSICAL;
         for (int32_t r = 0; r < ranks; r++) {

@@ -476,16 +476,6 @@ T_CASE(processes_hear_of_a_rank_that_closes) {
 
 enum { PHYSICAL = 17 };
 
-static void random_map(t_random *random, int32_t map[PHYSICAL]) {
-    for (int32_t p = 0; p < PHYSICAL; p++)
-        map[p] = p < EXPERTS ? p : (int32_t)t_below(random, EXPERTS);
-    for (int32_t p = PHYSICAL - 1; p > 0; p--) {
-        const int32_t other = (int32_t)t_below(random, (uint32_t)p + 1), held = map[p];
-        map[p] = map[other];
-        map[other] = held;
-    }
-}
-
 static megamoe_status place(gpu_rank *g, const int32_t *map, const megamoe_weights *weights) {
     megamoe_placement placement = MEGAMOE_INIT(megamoe_placement);
     placement.physical_to_logical = map;
@@ -517,7 +507,7 @@ static void compute_and_place(const member *m) {
         for (int64_t k = 0; k < b->tokens * TOPK; k++)
             want += b->ids[k] >= 0;
         T_EQ_INT(routes, want);
-        random_map(&random, map);
+        random_map(&random, map, PHYSICAL, EXPERTS);
         T_OK(place(&g, map, NULL));
     }
     free(y);
@@ -528,7 +518,7 @@ static void check_placing(int32_t gpus, int32_t ranks, int32_t max_ctas, uint64_
     work w = work_open(&recipe_nvfp4, MEGAMOE_SCALE_BLOCK, gpus, stream);
     t_random random = t_random_start(91);
     int32_t map[PHYSICAL];
-    random_map(&random, map);
+    random_map(&random, map, PHYSICAL, EXPERTS);
     w.max_ctas = max_ctas;
     w.s.options.physical_to_logical = map;
     w.s.options.physical_experts = PHYSICAL;

@@ -28,16 +28,6 @@ mm_hash __wrap_mm_hash_of(const void *data, size_t bytes) {
     return hash;
 }
 
-static void random_map(t_random *random, int32_t *map, int32_t physical) {
-    for (int32_t p = 0; p < physical; p++)
-        map[p] = p < EXPERTS ? p : (int32_t)t_below(random, EXPERTS);
-    for (int32_t p = physical - 1; p > 0; p--) {
-        const int32_t other = (int32_t)t_below(random, (uint32_t)p + 1), held = map[p];
-        map[p] = map[other];
-        map[other] = held;
-    }
-}
-
 static fleet open_fleet(const fixture *x, int32_t ranks, const int32_t *map, int32_t physical) {
     fake_start();
     setup s = {.weights = x->m.weights, .device = "cuda", .ranks = ranks};
@@ -141,14 +131,14 @@ T_CASE(place_any_map) {
     t_random random = t_random_start(41);
     for (int32_t ranks = 1; ranks <= 5; ranks++) {
         int32_t map[PHYSICAL];
-        random_map(&random, map, PHYSICAL);
+        random_map(&random, map, PHYSICAL, EXPERTS);
         fleet f = open_fleet(x, ranks, map, PHYSICAL);
         check_all(&f, x, map, PHYSICAL);
         for (int round = 0; round < ROUNDS; round++) {
             const mm_cuda_layer before = f.rank[ranks - 1].layer->cuda;
             mm_place_window_bytes = round % 2 ? 1 : 64 << 20;
             words_of(f.rank[0].layer)->received[0] = 7;
-            random_map(&random, map, PHYSICAL);
+            random_map(&random, map, PHYSICAL, EXPERTS);
             place_all(&f, &(struct placing){.map = map, .physical = PHYSICAL});
             check_all(&f, x, map, PHYSICAL);
             const mm_cuda_layer *after = &f.rank[ranks - 1].layer->cuda;
@@ -193,8 +183,8 @@ T_CASE(place_or_stay_as_it_was) {
     fixture *x = open_fixture(43);
     t_random random = t_random_start(44);
     int32_t map[PHYSICAL], other[PHYSICAL], many[1025];
-    random_map(&random, map, PHYSICAL);
-    random_map(&random, other, PHYSICAL);
+    random_map(&random, map, PHYSICAL, EXPERTS);
+    random_map(&random, other, PHYSICAL, EXPERTS);
     for (int32_t p = 0; p < 1025; p++)
         many[p] = p % EXPERTS;
     fleet f = open_fleet(x, RANKS, map, PHYSICAL);

@@ -255,16 +255,6 @@ T_CASE(messages_give_the_bits_of_one_rank) {
 
 enum { PHYSICAL = 11, ROUNDS = 6 };
 
-static void random_map(t_random *random, int32_t map[PHYSICAL]) {
-    for (int32_t p = 0; p < PHYSICAL; p++)
-        map[p] = p < EXPERTS ? p : (int32_t)t_below(random, EXPERTS);
-    for (int32_t p = PHYSICAL - 1; p > 0; p--) {
-        const int32_t other = (int32_t)t_below(random, (uint32_t)p + 1), held = map[p];
-        map[p] = map[other];
-        map[other] = held;
-    }
-}
-
 static megamoe_status place(rank *r, const int32_t *map) {
     megamoe_placement placement = MEGAMOE_INIT(megamoe_placement);
     placement.physical_to_logical = map;
@@ -289,7 +279,7 @@ static void place_and_compute(const member *m) {
         for (int64_t i = 0; i < sc->b.tokens * TOPK; i++)
             want += sc->b.ids[i] >= 0;
         T_EQ_INT(routes, want);
-        random_map(&random, map);
+        random_map(&random, map, PHYSICAL, EXPERTS);
         T_OK(place(&r, map));
     }
     /* What fails on one rank is refused on all, which go on as before. */

@@ -343,6 +343,16 @@ void model_forward(const model *m, const exactness *how, const batch *b, const d
     free(row);
 }
 
+void random_map(t_random *random, int32_t *map, int32_t physical, int32_t experts) {
+    for (int32_t p = 0; p < physical; p++)
+        map[p] = p < experts ? p : (int32_t)t_below(random, (uint32_t)experts);
+    for (int32_t p = physical - 1; p > 0; p--) {
+        const int32_t other = (int32_t)t_below(random, (uint32_t)p + 1), held = map[p];
+        map[p] = map[other];
+        map[other] = held;
+    }
+}
+
 double distance(const double *a, const double *b, int64_t n) {
     double difference = 0, norm = 0;
     for (int64_t i = 0; i < n; i++) {

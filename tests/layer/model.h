@@ -89,6 +89,9 @@ void model_route(const model *m, const exactness *how, int32_t expert, double we
 void model_forward(const model *m, const exactness *how, const batch *b, const double *x,
                    double *y);
 
+/* The logical experts of `physical` places, each somewhere, in random order. */
+void random_map(t_random *random, int32_t *map, int32_t physical, int32_t experts);
+
 /* |a - b| / |b|, Euclidean. */
 double distance(const double *a, const double *b, int64_t n);
 

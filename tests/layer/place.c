@@ -36,17 +36,6 @@ mm_hash __wrap_mm_hash_of(const void *data, size_t bytes) {
     return hash;
 }
 
-/* Every logical expert is somewhere. */
-static void random_map(t_random *random, int32_t map[PHYSICAL]) {
-    for (int32_t p = 0; p < PHYSICAL; p++)
-        map[p] = p < EXPERTS ? p : (int32_t)t_below(random, EXPERTS);
-    for (int32_t p = PHYSICAL - 1; p > 0; p--) {
-        const int32_t other = (int32_t)t_below(random, (uint32_t)p + 1), held = map[p];
-        map[p] = map[other];
-        map[other] = held;
-    }
-}
-
 static megamoe_status place(const rank *r, const int32_t *map, int32_t physical,
                             const megamoe_weights *weights) {
     megamoe_placement placement = MEGAMOE_INIT(megamoe_placement);
@@ -105,7 +94,7 @@ static void check_maps(const megamoe_weights *weights, bool map_prepared, const 
     t_random random = t_random_start(stream);
     int32_t map[PHYSICAL];
     uint16_t y[TOKENS_HERE * HIDDEN];
-    random_map(&random, map);
+    random_map(&random, map, PHYSICAL, EXPERTS);
     setup s = {.weights = weights, .ranks = ranks, .topk = TOPK};
     s.options.map_prepared = map_prepared;
     s.options.physical_to_logical = map;
@@ -119,7 +108,7 @@ static void check_maps(const megamoe_weights *weights, bool map_prepared, const 
             T_CHECK_MSG(same_rows(y, want, TOKENS_HERE * HIDDEN), "%d ranks, map %d", ranks, round);
         }
         check_loads(&f, b, round % 3 + 1);
-        random_map(&random, map);
+        random_map(&random, map, PHYSICAL, EXPERTS);
         place_all(&f, map);
         check_loads(&f, b, 0);
         for (int32_t r = 0; r < ranks; r++)
@@ -197,12 +186,12 @@ T_CASE(refusals) {
     subject *x = open_subject(MEGAMOE_FORMAT_MXFP4, 3);
     t_random random = t_random_start(30);
     int32_t map[PHYSICAL], other[PHYSICAL];
-    random_map(&random, map);
+    random_map(&random, map, PHYSICAL, EXPERTS);
     setup s = {.weights = x->m.weights, .ranks = RANKS, .topk = TOPK};
     s.options.physical_to_logical = map;
     s.options.physical_experts = PHYSICAL;
     fleet f = fleet_open(&s);
-    random_map(&random, other);
+    random_map(&random, other, PHYSICAL, EXPERTS);
 
     struct placing differ = {.map = map, .map_of_1 = other};
     check_refused(&f, x, &differ, MEGAMOE_EINVAL, MEGAMOE_EINVAL,
@@ -306,7 +295,7 @@ static void move_between_processes(const member *m) {
     const scene *sc = m->argument;
     t_random random = t_random_start(40); /* the same on all ranks */
     int32_t map[PHYSICAL];
-    random_map(&random, map);
+    random_map(&random, map, PHYSICAL, EXPERTS);
     rank r = {.rank = m->rank, .ranks = m->size};
     T_OK(crew_meet(m, 0, &r.comm));
     open_layer(sc->x, &r, map, PHYSICAL);
@@ -317,7 +306,7 @@ static void move_between_processes(const member *m) {
         int64_t loads[EXPERTS];
         T_OK(megamoe_layer_loads(r.comm, r.layer, loads, EXPERTS));
         if (round % 3)
-            random_map(&random, map);
+            random_map(&random, map, PHYSICAL, EXPERTS);
         else
             T_OK(megamoe_placement_balance(loads, EXPERTS, m->size, PHYSICAL, map));
         T_OK(place(&r, map, PHYSICAL, NULL));

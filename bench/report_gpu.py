@@ -16,9 +16,9 @@ from result import arms_of
 
 NOTE = """Medians of `forward` alone in a CUDA graph; L2 is overwritten before each replay. Floor: bytes of
 the experts that were active at 4.39 TB/s, or 6 T k H I operations at 1500 TFLOP/s, whichever takes
-longer. Back to back, calls with many tokens meet the power limit and clocks fall; DeepGEMM's own
-benchmark rests its kernels for about 10 ms before each call, and so do the tables that say so. "Public"
-is {source}. One GPU stands for one rank of eight; nothing crosses NVLink."""
+longer. Back to back, calls with many tokens meet the power limit and clocks fall. DeepGEMM's benchmark
+of several ranks rests about 10 ms before each call, and so do the tables that say so; whether the public
+numbers rested is not known. "Public" is {source}. One GPU stands for one rank of eight; nothing crosses NVLink."""
 
 RANKS_NOTE = """Medians of `forward` alone in a CUDA graph on every rank at once, of each call the time
 of the slowest rank, which waits for the others where they begin later; L2 is overwritten before each

@@ -198,7 +198,9 @@ MM_DEVICE uint32_t mm_row_data_bytes(const mm_cuda_forward_args *args) {
     return MM_CUDA_TILE_ROWS + (args->has_bias ? MM_CUDA_TILE_ROWS * 4 : 0) + 16;
 }
 
-/* All of a task that does not depend on its tokens, before these are waited for. */
+/* All of a task that does not depend on its tokens, before these are waited for. Copies may end
+ * before mm_post or mm_post_end announces their bytes: the barrier's phase waits for that arrival.
+ */
 MM_DEVICE void mm_prepare_post(const mm_block *b, const mm_team *team, const mm_task *task,
                                const mm_post_place *place) {
     mm_barrier_wait(team->shared + TASK_EMPTY + 8 * place->slot, place->parity ^ 1);

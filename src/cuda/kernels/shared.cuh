@@ -43,7 +43,7 @@ enum {
 /* Places in the block's shared memory. */
 enum {
     TABLE = 0,
-    WORDS = TABLE + TABLE_BYTES,
+    WORDS = TABLE + TABLE_BYTES,             /* mm_words */
     NEEDS = WORDS + 32,                      /* int32 [MM_CUDA_RANKS_MAX] */
     RESULTS = NEEDS + 4 * MM_CUDA_RANKS_MAX, /* uint16 * [MM_CUDA_RANKS_MAX]: of every rank */
     TIMES = RESULTS + 8 * MM_CUDA_RANKS_MAX, /* uint64 [MM_CUDA_TIMES] */
@@ -105,6 +105,8 @@ typedef struct mm_words {
     int32_t next_own;  /* of those, that math is to look at */
     int32_t combining; /* math has come to sum */
 } mm_words;
+
+static_assert(sizeof(mm_words) <= NEEDS - WORDS, "words overlap what follows them");
 
 /* One block's view of the forward. */
 typedef struct mm_block {

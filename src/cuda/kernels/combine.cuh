@@ -71,7 +71,9 @@ MM_DEVICE void mm_divide_sums(const mm_block *b) {
     const int32_t blocks = b->args->blocks, workers = blocks * MATH_WARPS;
     const int32_t segments = (b->args->hidden + SEGMENT - 1) / SEGMENT;
     const bool many = b->tokens >= (TEAMS == 1 ? 1 : 4) * workers;
-    const int32_t span = (int64_t)b->tokens * segments <= 4 * workers ? 1 : many ? segments : 4;
+    /* A part for each warp: what comes before a part's rows takes longer than they do. */
+    const int32_t share = (int32_t)(((int64_t)b->tokens * segments + workers - 1) / workers);
+    const int32_t span = share > segments ? segments : share > 1 ? share : 1;
     mm_words *words = b->words;
     words->span = span;
     words->parts = (segments + span - 1) / span;

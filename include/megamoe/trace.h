@@ -24,9 +24,9 @@ typedef enum megamoe_span_phase {
 
 /* All of it, or what several roles of a CUDA thread block do for a tile. */
 typedef enum megamoe_span_part {
-    MEGAMOE_PART_WHOLE = 0,    /* CUDA: of a tile, from its first operands to its last result */
-    MEGAMOE_PART_WAIT = 1,     /* for a tile's tokens, since it was claimed */
-    MEGAMOE_PART_LOAD = 2,     /* asking for its weights and tokens */
+    MEGAMOE_PART_WHOLE = 0, /* CUDA: of a tile, from its first operands to its last result */
+    MEGAMOE_PART_WAIT = 1,  /* for a tile's tokens, since it was claimed and the last one loaded */
+    MEGAMOE_PART_LOAD = 2,  /* asking for its weights and tokens */
     MEGAMOE_PART_MULTIPLY = 3, /* over all of K; inside of WHOLE */
     MEGAMOE_PART_FINISH = 4,   /* scaling, activation, quantizing; inside of WHOLE */
     MEGAMOE_PART_STORE = 5     /* results to where they are needed, and telling so */

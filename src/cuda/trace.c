@@ -56,7 +56,7 @@ static uint64_t later(uint64_t a, uint64_t b) {
 }
 
 static void add_tiles(sink *s, const mm_cuda_traced_tile *tiles, int64_t n, megamoe_span span) {
-    uint64_t finished = 0;
+    uint64_t loaded = 0, finished = 0;
     for (int64_t i = 0; i < n; i++) {
         const mm_cuda_traced_tile *tile = &tiles[i];
         const uint64_t *at = tile->stamps;
@@ -73,7 +73,8 @@ static void add_tiles(sink *s, const mm_cuda_traced_tile *tiles, int64_t n, mega
             megamoe_span_lane lane;
             uint64_t begin, end;
         } parts[] = {
-            {MEGAMOE_PART_WAIT, MEGAMOE_LANE_LOAD, at[MM_CUDA_STAMP_CLAIMED],
+            /* The next tile is claimed while this one still loads. */
+            {MEGAMOE_PART_WAIT, MEGAMOE_LANE_LOAD, later(at[MM_CUDA_STAMP_CLAIMED], loaded),
              at[MM_CUDA_STAMP_READY]},
             {MEGAMOE_PART_LOAD, MEGAMOE_LANE_LOAD, at[MM_CUDA_STAMP_READY],
              at[MM_CUDA_STAMP_LOADED]},
@@ -87,6 +88,7 @@ static void add_tiles(sink *s, const mm_cuda_traced_tile *tiles, int64_t n, mega
             span.lane = parts[k].lane;
             add(s, span, parts[k].begin, parts[k].end);
         }
+        loaded = at[MM_CUDA_STAMP_LOADED];
     }
 }
 

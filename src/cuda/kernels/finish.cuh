@@ -361,40 +361,41 @@ MM_DEVICE void mm_finish_fc2(const mm_team *team, const mm_tile *tile, const flo
 
 /* FC2's input of a tile and its exponents go to their pools, then the tile counts. */
 MM_DEVICE void mm_store_hidden(const mm_block *b, const mm_team *team, const mm_task *task) {
-    const int64_t rows = b->args->rows;
+    const int64_t rows = team->args->rows;
     if (threadIdx.x % 32 == 0)
-        mm_bulk_store(b->rank->hidden_codes + (task->tile * rows + task->row) * 128,
+        mm_bulk_store(team->rank->hidden_codes + (task->tile * rows + task->row) * 128,
                       team->shared + OUT, (uint32_t)task->valid * 128);
     for (int32_t column = threadIdx.x % 32; column < task->valid; column += 32)
-        b->rank->hidden_scales[task->tile * rows + mm_scale_place(task->row + column)] =
+        team->rank->hidden_scales[task->tile * rows + mm_scale_place(task->row + column)] =
             team->smem[EXPONENTS + column];
     mm_fence_proxy_async_global();
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
         mm_bulk_store_wait();
         mm_fence_proxy_async_global();
-        mm_add_acq_rel_gpu(b->rank->fc1_done + b->parity * b->args->units + task->unit, 1);
+        mm_add_acq_rel_gpu(team->rank->fc1_done + b->parity * team->args->units + task->unit, 1);
     }
     __syncwarp();
 }
 
 /* Counts a tile of FC2; the last one of its tokens tells their ranks. */
-MM_DEVICE void mm_return_routes(const mm_block *b, const mm_task *task,
+MM_DEVICE void mm_return_routes(const mm_block *b, const mm_team *team, const mm_task *task,
                                 const mm_cuda_record *records) {
+    const mm_cuda_forward_args *args = team->args;
     uint32_t done = 0;
     if (threadIdx.x % 32 == 0)
-        done = mm_add_acq_rel_gpu(b->rank->fc2_done + b->parity * b->args->units + task->unit, 1);
+        done = mm_add_acq_rel_gpu(team->rank->fc2_done + b->parity * args->units + task->unit, 1);
     done = __shfl_sync(~0u, done, 0);
     __syncwarp(); /* what lane 0 has acquired, all have */
-    if (done + 1 < (uint32_t)b->args->fc2_tiles)
+    if (done + 1 < (uint32_t)args->fc2_tiles)
         return;
-    if (b->args->ranks == 1) /* who waits for them is on this GPU */
+    if (args->ranks == 1) /* who waits for them is on this GPU */
         mm_fence_acq_rel_gpu();
     else
         mm_fence_acq_rel_sys();
     for (int32_t column = threadIdx.x % 32; column < task->valid; column += 32) {
         const int32_t rank = records[column].rank & ~MM_CUDA_TINY;
-        uint32_t *returned = (uint32_t *)(b->rank->windows[rank] + b->args->window.returned);
+        uint32_t *returned = (uint32_t *)(team->rank->windows[rank] + args->window.returned);
         mm_store_relaxed_sys(returned + records[column].route, b->epoch);
     }
 }

@@ -172,7 +172,7 @@ MM_DEVICE void mm_finisher(const mm_block *b, const mm_team *team) {
         if (task->kind == TASK_FC1)
             mm_store_hidden(b, team, task);
         else
-            mm_return_routes(b, task, mm_slot_records(team, &slot));
+            mm_return_routes(b, team, task, mm_slot_records(team, &slot));
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             mm_stamp(task->stamps, MM_CUDA_STAMP_STORED);

@@ -8,11 +8,11 @@
 #include "cuda/kernels/trace.cuh"
 
 /* The local expert of a token tile. */
-MM_DEVICE int32_t mm_expert_of(const mm_block *b, int32_t unit) {
-    int32_t low = 0, high = b->rank->local; /* tiles[low] <= unit < tiles[high] */
+MM_DEVICE int32_t mm_expert_of(const int32_t *tiles, int32_t local, int32_t unit) {
+    int32_t low = 0, high = local; /* tiles[low] <= unit < tiles[high] */
     while (high - low > 1) {
         const int32_t middle = (low + high) / 2;
-        if (b->tiles[middle] <= unit)
+        if (tiles[middle] <= unit)
             low = middle;
         else
             high = middle;
@@ -25,10 +25,11 @@ MM_DEVICE int32_t mm_expert_of(const mm_block *b, int32_t unit) {
  * always stands before the FC2 that needs it, so that no claim waits for a later one. False beyond
  * the last.
  */
-MM_DEVICE bool mm_task_of(const mm_block *b, uint32_t claim, mm_task *task) {
+MM_DEVICE bool mm_task_of(const mm_block *b, const mm_team *team, uint32_t claim, mm_task *task) {
+    const mm_cuda_forward_args *args = team->args;
     const uint32_t units = (uint32_t)b->words->units;
-    const uint32_t fc1 = (uint32_t)b->args->fc1_tiles, fc2 = (uint32_t)b->args->fc2_tiles;
-    const uint32_t lag = (uint32_t)b->args->lag < units ? (uint32_t)b->args->lag : units;
+    const uint32_t fc1 = (uint32_t)args->fc1_tiles, fc2 = (uint32_t)args->fc2_tiles;
+    const uint32_t lag = (uint32_t)args->lag < units ? (uint32_t)args->lag : units;
     uint32_t unit, tile;
     bool second = false;
     if (claim < lag * fc1) {
@@ -49,13 +50,13 @@ MM_DEVICE bool mm_task_of(const mm_block *b, uint32_t claim, mm_task *task) {
     } else {
         return false;
     }
-    const int32_t e = mm_expert_of(b, (int32_t)unit);
+    const int32_t e = mm_expert_of(b->tiles, team->rank->local, (int32_t)unit);
     const int32_t skipped = ((int32_t)unit - b->tiles[e]) * MM_N;
     const int32_t left = b->total[b->first + e] - skipped;
     task->kind = second ? TASK_FC2 : TASK_FC1;
     task->expert = e;
     task->tile = (int32_t)tile;
-    task->chunks = second ? b->args->intermediate_chunks : b->args->hidden_chunks;
+    task->chunks = second ? args->intermediate_chunks : args->hidden_chunks;
     task->row = b->start[b->first + e] + skipped;
     task->valid = left < MM_N ? left : MM_N;
     task->unit = (int32_t)unit;
@@ -69,29 +70,31 @@ typedef struct mm_awaited {
     int32_t source;          /* whose word is to come next */
 } mm_awaited;
 
-MM_DEVICE mm_awaited mm_awaited_of(const mm_block *b, const mm_task *task) {
+MM_DEVICE mm_awaited mm_awaited_of(const mm_block *b, const mm_team *team, const mm_task *task) {
+    const mm_cuda_forward_args *args = team->args;
     mm_awaited awaited = {NULL, 0, 0};
     const int32_t p = b->first + task->expert;
     if (task->kind == TASK_FC2) {
-        awaited.counter = b->rank->fc1_done + b->parity * b->args->units + task->unit;
-        awaited.full = (uint32_t)b->args->fc1_tiles;
-    } else if (b->args->ranks == 1) {
-        awaited.counter = b->rank->dispatched + b->parity * b->args->physical + p;
+        awaited.counter = team->rank->fc1_done + b->parity * args->units + task->unit;
+        awaited.full = (uint32_t)args->fc1_tiles;
+    } else if (args->ranks == 1) {
+        awaited.counter = team->rank->dispatched + b->parity * args->physical + p;
         awaited.full = (uint32_t)b->total[p];
     }
     return awaited;
 }
 
 /* Whether a task's tokens are there. */
-MM_DEVICE bool mm_ready(const mm_block *b, const mm_task *task, mm_awaited *awaited) {
+MM_DEVICE bool mm_ready(const mm_block *b, const mm_team *team, int32_t expert,
+                        mm_awaited *awaited) {
     if (awaited->counter)
         return mm_load_acquire_gpu(awaited->counter) == awaited->full;
-    uint8_t *window = b->rank->windows[b->rank->rank];
-    const uint32_t *words = (const uint32_t *)(window + b->args->window.arrivals) +
-                            (int64_t)task->expert * b->args->ranks;
-    for (; awaited->source < b->args->ranks; ++awaited->source) {
-        const bool sends =
-            __ldcg(mm_counts(b, window, awaited->source) + b->first + task->expert) != 0;
+    const mm_cuda_forward_args *args = team->args;
+    uint8_t *window = team->rank->windows[team->rank->rank];
+    const uint32_t *words =
+        (const uint32_t *)(window + args->window.arrivals) + (int64_t)expert * args->ranks;
+    for (; awaited->source < args->ranks; ++awaited->source) {
+        const bool sends = __ldcg(mm_counts(b, window, awaited->source) + b->first + expert) != 0;
         if (sends && mm_load_acquire_sys(words + awaited->source) != b->epoch)
             return false;
     }
@@ -110,11 +113,12 @@ typedef struct mm_sources {
     uint32_t stage_bytes; /* of a stage's copies */
 } mm_sources;
 
-MM_DEVICE mm_sources mm_sources_of(const mm_block *b, const mm_task *task) {
-    const mm_cuda_forward_args *args = b->args;
-    const uint8_t *blob = b->rank->blobs + (uint64_t)task->expert * args->blob_bytes;
+/* `window`: this rank's. */
+MM_DEVICE mm_sources mm_sources_of(const mm_team *team, const uint8_t *window,
+                                   const mm_task *task) {
+    const mm_cuda_forward_args *args = team->args;
+    const uint8_t *blob = team->rank->blobs + (uint64_t)task->expert * args->blob_bytes;
     const int64_t from = (int64_t)task->tile * task->chunks * WEIGHT_BYTES;
-    const uint8_t *window = b->rank->windows[b->rank->rank];
     const int64_t scale_row =
         task->row & ~(int64_t)15; /* tiles of 8, 24 and 40 may begin in the middle */
     mm_sources s;
@@ -122,8 +126,8 @@ MM_DEVICE mm_sources mm_sources_of(const mm_block *b, const mm_task *task) {
     s.records = window + args->window.records + (int64_t)task->row * RECORD_BYTES;
     if (task->kind == TASK_FC2) {
         s.weights = blob + args->fc2_offset + from;
-        s.codes = b->rank->hidden_codes + (int64_t)task->row * 128;
-        s.scales = b->rank->hidden_scales + scale_row;
+        s.codes = team->rank->hidden_codes + (int64_t)task->row * 128;
+        s.scales = team->rank->hidden_scales + scale_row;
         s.scale_bytes = SCALE_ROWS;
     } else {
         s.weights = blob + args->fc1_offset + from;
@@ -201,10 +205,11 @@ MM_DEVICE uint32_t mm_row_data_bytes(const mm_cuda_forward_args *args) {
 /* All of a task that does not depend on its tokens, before these are waited for. Copies may end
  * before mm_post or mm_post_end announces their bytes: the barrier's phase waits for that arrival.
  */
-MM_DEVICE void mm_prepare_post(const mm_block *b, const mm_team *team, const mm_task *task,
+MM_DEVICE void mm_prepare_post(const mm_team *team, const mm_task *task,
                                const mm_post_place *place) {
     mm_barrier_wait(team->shared + TASK_EMPTY + 8 * place->slot, place->parity ^ 1);
     mm_task *to = mm_posted(team, place);
+    to->kind = task->kind;
     to->expert = task->expert;
     to->tile = task->tile;
     to->chunks = task->chunks;
@@ -213,7 +218,7 @@ MM_DEVICE void mm_prepare_post(const mm_block *b, const mm_team *team, const mm_
     to->unit = task->unit;
     to->stamps = task->stamps;
     const mm_cuda_forward_args *args = team->args;
-    const uint8_t *blob = b->rank->blobs + (uint64_t)task->expert * args->blob_bytes;
+    const uint8_t *blob = team->rank->blobs + (uint64_t)task->expert * args->blob_bytes;
     const bool fc2 = task->kind == TASK_FC2;
     const int64_t rows = (int64_t)task->tile * MM_CUDA_TILE_ROWS;
     const uint32_t full = team->shared + TASK_FULL + 8 * place->slot;
@@ -230,10 +235,8 @@ MM_DEVICE void mm_prepare_post(const mm_block *b, const mm_team *team, const mm_
 }
 
 /* Hands a task that has been prepared to math and finisher; `records`: of its tokens. */
-MM_DEVICE void mm_post(const mm_team *team, int32_t kind, const uint8_t *records,
-                       const mm_post_place *place) {
+MM_DEVICE void mm_post(const mm_team *team, const uint8_t *records, const mm_post_place *place) {
     const uint32_t full = team->shared + TASK_FULL + 8 * place->slot;
-    mm_posted(team, place)->kind = kind;
     mm_barrier_arrive_expect(full, mm_row_data_bytes(team->args) + MM_N * RECORD_BYTES);
     mm_bulk_load(team->shared + RECORDS + place->slot * MM_N * RECORD_BYTES, records,
                  MM_N * RECORD_BYTES, full, mm_policy_keep());
@@ -249,17 +252,29 @@ MM_DEVICE void mm_post_end(const mm_team *team, bool prepared, const mm_post_pla
 }
 
 /* The next tile's number. */
-MM_DEVICE uint32_t mm_claim(const mm_block *b) {
-    return (uint32_t)(TEAMS * b->args->blocks) +
-           mm_add_relaxed_gpu(&b->rank->state->claims[b->parity], 1);
+MM_DEVICE uint32_t mm_claim(const mm_block *b, const mm_team *team) {
+    return (uint32_t)(TEAMS * team->args->blocks) +
+           mm_add_relaxed_gpu(&team->rank->state->claims[b->parity], 1);
 }
 
-/* Asks for the weights of a task's first stages, as far as there is room; the chunk that is next. A
- * look at what a task waits for is a way to L2 and back: weights come before it. */
-MM_DEVICE int32_t mm_load_ahead(const mm_team *team, const mm_sources *s, const mm_task *task,
+/* Claims a tile and prepares its task; false: there is none. */
+MM_DEVICE bool mm_prepare(const mm_block *b, const mm_team *team, uint32_t claim,
+                          const mm_post_place *place) {
+    mm_task task;
+    if (!mm_task_of(b, team, claim, &task))
+        return false;
+    task.stamps = mm_trace_claim(b, team, &task);
+    mm_stamp(task.stamps, MM_CUDA_STAMP_CLAIMED);
+    mm_prepare_post(team, &task, place);
+    return true;
+}
+
+/* Asks for the weights of a tile's first stages, as far as there is room; the chunk that is next. A
+ * look at what a tile waits for is a way to L2 and back: weights come before it. */
+MM_DEVICE int32_t mm_load_ahead(const mm_team *team, const mm_sources *s, int32_t chunks,
                                 int32_t chunk, mm_ring *ring, bool once) {
     const int32_t stages = team->args->stages;
-    while (chunk < task->chunks && chunk < stages &&
+    while (chunk < chunks && chunk < stages &&
            mm_barrier_test(team->shared + EMPTY + 8 * ring->stage, ring->parity ^ 1)) {
         mm_load_weights(team, s, chunk++, ring->stage, once);
         mm_ring_next(ring, (uint32_t)stages);
@@ -267,47 +282,54 @@ MM_DEVICE int32_t mm_load_ahead(const mm_team *team, const mm_sources *s, const 
     return chunk;
 }
 
+/*
+ * Chunks that a tile still has to load when the next one is claimed. To claim a tile and to find
+ * where it is takes as long as a few chunks, for which the ring has enough. Not much earlier: a
+ * tile that is claimed waits for this team.
+ */
+enum { CLAIM_AHEAD = 3 };
+
 MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
     mm_team own = *given;
     const mm_team *team = &own;
+    const uint8_t *window = team->rank->windows[team->rank->rank];
     const uint32_t stages = (uint32_t)team->args->stages;
     mm_ring ring = {0, 0};
     mm_post_place place = {0, 0};
     bool going = true;
     int32_t arrived = -1; /* the last expert whose tokens are known to be here */
-    mm_task task;
     /* The first ones are dealt out: a few tiles go to as many blocks. */
-    uint32_t claim = (uint32_t)(team->index * b->args->blocks + b->block);
-    while (mm_task_of(b, claim, &task)) {
-        task.stamps = mm_trace_claim(b, team->index, &task);
-        mm_stamp(task.stamps, MM_CUDA_STAMP_CLAIMED);
+    bool more =
+        mm_prepare(b, team, (uint32_t)(team->index * team->args->blocks + b->block), &place);
+    while (more) {
         /* Addresses of barriers are found anew for each task: kept, each would take a register. */
         asm volatile("" : "+r"(own.shared));
-        const mm_sources s = mm_sources_of(b, &task);
-        const bool once = b->tiles[task.expert + 1] - b->tiles[task.expert] == 1;
-        mm_awaited awaited = mm_awaited_of(b, &task);
+        const mm_task *task = mm_posted(team, &place);
+        const int32_t expert = task->expert, chunks = task->chunks;
+        const bool first = task->kind == TASK_FC1;
+        const bool once = b->tiles[expert + 1] - b->tiles[expert] == 1;
+        const mm_sources s = mm_sources_of(team, window, task);
+        mm_awaited awaited = mm_awaited_of(b, team, task);
+        uint64_t *const stamps = task->stamps;
         uint32_t polls = 0;
         uint64_t start = 0;
-        int32_t chunk = 0;
-        bool ready = task.kind == TASK_FC1 && task.expert <= arrived;
-        if (!ready)
-            chunk = mm_load_ahead(team, &s, &task, 0, &ring, once);
-        mm_prepare_post(b, team, &task, &place);
+        bool ready = first && expert <= arrived;
+        int32_t chunk = ready ? 0 : mm_load_ahead(team, &s, chunks, 0, &ring, once);
         while (!ready && going) {
-            ready = mm_ready(b, &task, &awaited);
+            ready = mm_ready(b, team, expert, &awaited);
             if (ready)
                 break;
             going = mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_EXPERTS, awaited.source);
-            chunk = mm_load_ahead(team, &s, &task, chunk, &ring, once);
+            chunk = mm_load_ahead(team, &s, chunks, chunk, &ring, once);
         }
-        if (task.kind == TASK_FC1)
-            arrived = task.expert;
+        if (first)
+            arrived = expert;
         if (team->index == 0 && mm_times(b)[MM_CUDA_TIME_FIRST] == 0)
             mm_times(b)[MM_CUDA_TIME_FIRST] = mm_globaltimer_ns();
-        mm_stamp(task.stamps, MM_CUDA_STAMP_READY);
+        mm_stamp(stamps, MM_CUDA_STAMP_READY);
         mm_fence_proxy_async_global();
         if (going)
-            mm_post(team, task.kind, s.records, &place);
+            mm_post(team, s.records, &place);
         /* Weights that have been asked for get their tokens also when nobody will use them. */
         mm_ring behind = mm_ring_before(&ring, (uint32_t)chunk, stages);
         for (int32_t c = 0; c < chunk; c++) {
@@ -318,19 +340,23 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
         }
         if (!going)
             break;
-        for (; chunk < task.chunks; chunk++) {
+        if (++place.slot == MM_CUDA_TASK_SLOTS) {
+            place.slot = 0;
+            place.parity ^= 1;
+        }
+        const int32_t late = chunks - CLAIM_AHEAD, claim = late > chunk ? late : chunk;
+#pragma unroll 1
+        for (;; chunk++) {
+            if (chunk == claim)
+                more = mm_prepare(b, team, mm_claim(b, team), &place);
+            if (chunk == chunks)
+                break;
             mm_barrier_wait(team->shared + EMPTY + 8 * ring.stage, ring.parity ^ 1);
             mm_load_weights(team, &s, chunk, ring.stage, once);
             mm_load_tokens(team, &s, chunk, ring.stage);
             mm_ring_next(&ring, stages);
         }
-        mm_stamp(task.stamps, MM_CUDA_STAMP_LOADED);
-        if (++place.slot == MM_CUDA_TASK_SLOTS) {
-            place.slot = 0;
-            place.parity ^= 1;
-        }
-        /* Not earlier: a tile that is claimed waits for this team. Math has a ring full to do. */
-        claim = mm_claim(b);
+        mm_stamp(stamps, MM_CUDA_STAMP_LOADED);
     }
     mm_post_end(team, !going, &place);
 }

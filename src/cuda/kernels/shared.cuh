@@ -129,9 +129,11 @@ typedef struct mm_block {
     int32_t *tiles;  /* [local + 1]: first token tile of each local expert */
 } mm_block;
 
-/* One team's part of a block, for whoever works for it. */
+/* One team's part of a block, for whoever works for it. The compiler knows that `args` and `rank`
+ * are the kernel's own, in constant memory; of those in mm_block it does not. */
 typedef struct mm_team {
     const mm_cuda_forward_args *args;
+    const mm_cuda_rank *rank;
     uint8_t *smem;   /* the team's shared memory */
     uint32_t shared; /* its address */
     uint32_t block;  /* and that of the block's */
@@ -157,7 +159,8 @@ MM_DEVICE uint32_t mm_team_bytes(const mm_cuda_forward_args *args) {
 MM_DEVICE mm_team mm_team_of(const mm_cuda_forward_args *args, uint8_t *smem, uint32_t shared,
                              int32_t index) {
     const uint32_t place = FIRST_TEAM + (TEAMS > 1 ? (uint32_t)index * mm_team_bytes(args) : 0);
-    mm_team team = {args, smem + place, shared + place, shared, index};
+    const mm_cuda_rank *rank = &args->rank[blockIdx.x / (uint32_t)args->blocks];
+    mm_team team = {args, rank, smem + place, shared + place, shared, index};
     return team;
 }
 

@@ -8,14 +8,14 @@
 
 #include "cuda/kernels/shared.cuh"
 
-/* This block's record, or NULL. */
-MM_DEVICE volatile mm_cuda_traced_block *mm_traced(const mm_block *b) {
-    return b->rank->traced_blocks ? b->rank->traced_blocks + b->block : NULL;
+/* A block's record, or NULL. */
+MM_DEVICE volatile mm_cuda_traced_block *mm_traced(const mm_cuda_rank *rank, int32_t block) {
+    return rank->traced_blocks ? rank->traced_blocks + block : NULL;
 }
 
 /* A forward begins. By one thread, before any tile is claimed. */
 MM_DEVICE void mm_trace_begin(const mm_block *b) {
-    volatile mm_cuda_traced_block *traced = mm_traced(b);
+    volatile mm_cuda_traced_block *traced = mm_traced(b->rank, b->block);
     if (!traced)
         return;
     uint32_t multiprocessor;
@@ -28,22 +28,23 @@ MM_DEVICE void mm_trace_begin(const mm_block *b) {
 }
 
 MM_DEVICE void mm_trace_block(const mm_block *b, mm_cuda_block_stamp what) {
-    volatile mm_cuda_traced_block *traced = mm_traced(b);
+    volatile mm_cuda_traced_block *traced = mm_traced(b->rank, b->block);
     if (traced)
         traced->stamps[what] = mm_globaltimer_ns();
 }
 
 /* By the producer: the stamps of the tile that it has claimed, NULL where none are taken. */
-MM_DEVICE uint64_t *mm_trace_claim(const mm_block *b, int32_t team, const mm_task *task) {
-    volatile mm_cuda_traced_block *traced = mm_traced(b);
+MM_DEVICE uint64_t *mm_trace_claim(const mm_block *b, const mm_team *team, const mm_task *task) {
+    const mm_cuda_rank *rank = team->rank;
+    volatile mm_cuda_traced_block *traced = mm_traced(rank, b->block);
     if (!traced)
         return NULL;
-    const int64_t n = traced->tiles[team]++;
-    if (n >= b->rank->traced_room)
+    const int64_t n = traced->tiles[team->index]++;
+    if (n >= rank->traced_room)
         return NULL;
     mm_cuda_traced_tile *tile =
-        b->rank->traced_tiles +
-        ((int64_t)b->block * MM_CUDA_TRACED_TEAMS + team) * b->rank->traced_room + n;
+        rank->traced_tiles +
+        ((int64_t)b->block * MM_CUDA_TRACED_TEAMS + team->index) * rank->traced_room + n;
     tile->second = task->kind == TASK_FC2;
     tile->expert = task->expert;
     tile->tile = task->tile;

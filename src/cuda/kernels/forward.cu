@@ -284,7 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const mm_team team =
                 mm_team_of(&args, b->smem, b->shared, (warp - PRODUCER_WARP) % TEAMS);
             if (warp < FINISHER_WARP) {
-                if (threadIdx.x % 32 == 0)
+                if (mm_elect())
                     mm_produce(common, &team);
                 __syncwarp();
             } else if (warp < FINISHER_WARP + TEAMS) {

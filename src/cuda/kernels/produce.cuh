@@ -101,20 +101,19 @@ MM_DEVICE bool mm_ready(const mm_block *b, const mm_team *team, int32_t expert,
     return true;
 }
 
-/* What a task's loads read from. */
+/* What a tile's next loads read from. */
 typedef struct mm_sources {
     const uint8_t *weights;
     const uint8_t *codes;
-    const uint8_t *scales; /* NULL: none */
-    const uint8_t *records;
+    const uint8_t *scales;
     uint32_t codes_stride; /* of a chunk */
     uint32_t scales_stride;
-    uint32_t scale_bytes; /* of a stage */
-    uint32_t stage_bytes; /* of a stage's copies */
+    uint32_t scale_bytes; /* of a stage; 0: there are none */
+    uint64_t policy;      /* of the weights */
 } mm_sources;
 
 /* `window`: this rank's. */
-MM_DEVICE mm_sources mm_sources_of(const mm_team *team, const uint8_t *window,
+MM_DEVICE mm_sources mm_sources_of(const mm_block *b, const mm_team *team, const uint8_t *window,
                                    const mm_task *task) {
     const mm_cuda_forward_args *args = team->args;
     const uint8_t *blob = team->rank->blobs + (uint64_t)task->expert * args->blob_bytes;
@@ -123,21 +122,23 @@ MM_DEVICE mm_sources mm_sources_of(const mm_team *team, const uint8_t *window,
         task->row & ~(int64_t)15; /* tiles of 8, 24 and 40 may begin in the middle */
     mm_sources s;
     s.codes_stride = (uint32_t)args->rows * 128;
-    s.records = window + args->window.records + (int64_t)task->row * RECORD_BYTES;
     if (task->kind == TASK_FC2) {
         s.weights = blob + args->fc2_offset + from;
         s.codes = team->rank->hidden_codes + (int64_t)task->row * 128;
         s.scales = team->rank->hidden_scales + scale_row;
+        s.scales_stride = (uint32_t)args->rows;
         s.scale_bytes = SCALE_ROWS;
     } else {
+        const uint32_t bytes = mm_scale_bytes(args);
         s.weights = blob + args->fc1_offset + from;
         s.codes = window + args->window.codes + (int64_t)task->row * 128;
-        s.scale_bytes =
-            args->input_scale == MEGAMOE_SCALE_TOKEN ? 0 : SCALE_ROWS * mm_scale_bytes(args);
-        s.scales = window + args->window.scales + scale_row * mm_scale_bytes(args);
+        s.scales = window + args->window.scales + scale_row * bytes;
+        s.scales_stride = (uint32_t)args->rows * bytes;
+        s.scale_bytes = args->input_scale == MEGAMOE_SCALE_TOKEN ? 0 : SCALE_ROWS * bytes;
     }
-    s.scales_stride = (uint32_t)args->rows * (task->kind == TASK_FC2 ? 1 : mm_scale_bytes(args));
-    s.stage_bytes = WEIGHT_BYTES + TOKEN_BYTES + s.scale_bytes;
+    /* Weights that several token tiles share come from L2 after the first. */
+    const bool once = b->tiles[task->expert + 1] - b->tiles[task->expert] == 1;
+    s.policy = once ? mm_policy_stream() : mm_policy_keep();
     return s;
 }
 
@@ -165,27 +166,27 @@ MM_DEVICE mm_ring mm_ring_before(const mm_ring *ring, uint32_t steps, uint32_t s
     return before;
 }
 
-MM_DEVICE void mm_load_weights(const mm_team *team, const mm_sources *s, int32_t chunk,
-                               uint32_t stage, bool once) {
-    /* Weights that several token tiles share come from L2 after the first. */
-    const uint64_t policy = once ? mm_policy_stream() : mm_policy_keep();
+/* The next chunk's weights, and how many bytes the stage will have. */
+MM_DEVICE void mm_load_weights(const mm_team *team, mm_sources *s, uint32_t stage) {
     const uint32_t full = team->shared + FULL + 8 * stage;
-    mm_barrier_arrive_expect(full, s->stage_bytes);
-    mm_bulk_load(team->shared + RING + stage * STAGE_BYTES + TOKEN_BYTES,
-                 s->weights + (uint64_t)(uint32_t)chunk * WEIGHT_BYTES, WEIGHT_BYTES, full, policy);
+    mm_barrier_arrive_expect(full, WEIGHT_BYTES + TOKEN_BYTES + s->scale_bytes);
+    mm_bulk_load(team->shared + RING + stage * STAGE_BYTES + TOKEN_BYTES, s->weights, WEIGHT_BYTES,
+                 full, s->policy);
+    s->weights += WEIGHT_BYTES;
 }
 
-MM_DEVICE void mm_load_tokens(const mm_team *team, const mm_sources *s, int32_t chunk,
-                              uint32_t stage) {
+/* The next chunk's tokens, into a stage that has been told what to expect. */
+MM_DEVICE void mm_load_tokens(const mm_team *team, mm_sources *s, uint32_t stage) {
     const uint64_t policy = mm_policy_keep();
     const uint32_t full = team->shared + FULL + 8 * stage;
-    mm_bulk_load(team->shared + RING + stage * STAGE_BYTES,
-                 s->codes + (uint64_t)(uint32_t)chunk * s->codes_stride, TOKEN_BYTES, full, policy);
-    if (s->scale_bytes)
+    mm_bulk_load(team->shared + RING + stage * STAGE_BYTES, s->codes, TOKEN_BYTES, full, policy);
+    s->codes += s->codes_stride;
+    if (s->scale_bytes) {
         mm_bulk_load(team->shared + mm_stage_scales(team->args) +
                          stage * SCALE_ROWS * mm_scale_bytes(team->args),
-                     s->scales + (uint64_t)(uint32_t)chunk * s->scales_stride, s->scale_bytes, full,
-                     policy);
+                     s->scales, s->scale_bytes, full, policy);
+        s->scales += s->scales_stride;
+    }
 }
 
 /* Where a task stands among those that math and finisher take from the producer. */
@@ -234,9 +235,11 @@ MM_DEVICE void mm_prepare_post(const mm_team *team, const mm_task *task,
     mm_bulk_load(data + ROW_GLOBALS, blob + args->globals_offset, 16, full, keep);
 }
 
-/* Hands a task that has been prepared to math and finisher; `records`: of its tokens. */
-MM_DEVICE void mm_post(const mm_team *team, const uint8_t *records, const mm_post_place *place) {
+/* Hands a task that has been prepared to math and finisher. */
+MM_DEVICE void mm_post(const mm_team *team, const uint8_t *window, const mm_post_place *place) {
     const uint32_t full = team->shared + TASK_FULL + 8 * place->slot;
+    const uint8_t *records =
+        window + team->args->window.records + (int64_t)mm_posted(team, place)->row * RECORD_BYTES;
     mm_barrier_arrive_expect(full, mm_row_data_bytes(team->args) + MM_N * RECORD_BYTES);
     mm_bulk_load(team->shared + RECORDS + place->slot * MM_N * RECORD_BYTES, records,
                  MM_N * RECORD_BYTES, full, mm_policy_keep());
@@ -271,13 +274,14 @@ MM_DEVICE bool mm_prepare(const mm_block *b, const mm_team *team, uint32_t claim
 
 /* Asks for the weights of a tile's first stages, as far as there is room; the chunk that is next. A
  * look at what a tile waits for is a way to L2 and back: weights come before it. */
-MM_DEVICE int32_t mm_load_ahead(const mm_team *team, const mm_sources *s, int32_t chunks,
-                                int32_t chunk, mm_ring *ring, bool once) {
+MM_DEVICE int32_t mm_load_ahead(const mm_team *team, mm_sources *s, int32_t chunks, int32_t chunk,
+                                mm_ring *ring) {
     const int32_t stages = team->args->stages;
     while (chunk < chunks && chunk < stages &&
            mm_barrier_test(team->shared + EMPTY + 8 * ring->stage, ring->parity ^ 1)) {
-        mm_load_weights(team, s, chunk++, ring->stage, once);
+        mm_load_weights(team, s, ring->stage);
         mm_ring_next(ring, (uint32_t)stages);
+        chunk++;
     }
     return chunk;
 }
@@ -307,20 +311,19 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
         const mm_task *task = mm_posted(team, &place);
         const int32_t expert = task->expert, chunks = task->chunks;
         const bool first = task->kind == TASK_FC1;
-        const bool once = b->tiles[expert + 1] - b->tiles[expert] == 1;
-        const mm_sources s = mm_sources_of(team, window, task);
+        mm_sources s = mm_sources_of(b, team, window, task);
         mm_awaited awaited = mm_awaited_of(b, team, task);
         uint64_t *const stamps = task->stamps;
         uint32_t polls = 0;
         uint64_t start = 0;
         bool ready = first && expert <= arrived;
-        int32_t chunk = ready ? 0 : mm_load_ahead(team, &s, chunks, 0, &ring, once);
+        int32_t chunk = ready ? 0 : mm_load_ahead(team, &s, chunks, 0, &ring);
         while (!ready && going) {
             ready = mm_ready(b, team, expert, &awaited);
             if (ready)
                 break;
             going = mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_EXPERTS, awaited.source);
-            chunk = mm_load_ahead(team, &s, chunks, chunk, &ring, once);
+            chunk = mm_load_ahead(team, &s, chunks, chunk, &ring);
         }
         if (first)
             arrived = expert;
@@ -329,11 +332,12 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
         mm_stamp(stamps, MM_CUDA_STAMP_READY);
         mm_fence_proxy_async_global();
         if (going)
-            mm_post(team, s.records, &place);
+            mm_post(team, window, &place);
         /* Weights that have been asked for get their tokens also when nobody will use them. */
         mm_ring behind = mm_ring_before(&ring, (uint32_t)chunk, stages);
+#pragma unroll 1
         for (int32_t c = 0; c < chunk; c++) {
-            mm_load_tokens(team, &s, c, behind.stage);
+            mm_load_tokens(team, &s, behind.stage);
             if (!going)
                 mm_barrier_wait(team->shared + FULL + 8 * behind.stage, behind.parity);
             mm_ring_next(&behind, stages);
@@ -352,8 +356,8 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
             if (chunk == chunks)
                 break;
             mm_barrier_wait(team->shared + EMPTY + 8 * ring.stage, ring.parity ^ 1);
-            mm_load_weights(team, &s, chunk, ring.stage, once);
-            mm_load_tokens(team, &s, chunk, ring.stage);
+            mm_load_weights(team, &s, ring.stage);
+            mm_load_tokens(team, &s, ring.stage);
             mm_ring_next(&ring, stages);
         }
         mm_stamp(stamps, MM_CUDA_STAMP_LOADED);

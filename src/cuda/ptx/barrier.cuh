@@ -53,6 +53,19 @@ MM_DEVICE void mm_barrier_wait(uint32_t barrier, uint32_t parity) {
                  : "memory");
 }
 
+/*
+ * True in one lane of a warp whose lanes are all here. The compiler then knows that what depends on
+ * it is done by one thread, whose values it can keep in uniform registers.
+ */
+MM_DEVICE bool mm_elect(void) {
+    uint32_t elected;
+    asm volatile("{\n.reg .pred p;\n"
+                 "elect.sync _|p, 0xFFFFFFFF;\n"
+                 "selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(elected));
+    return elected;
+}
+
 /* Named barrier `index` among `threads` threads; 0 is __syncthreads. */
 #define MM_NAMED_BARRIER(index, threads)                                                           \
     asm volatile("bar.sync %0, %1;" ::"r"(index), "r"(threads) : "memory")

@@ -106,15 +106,18 @@ typedef struct mm_packed {
 MM_DEVICE void mm_fetch(const mm_reader *reader, uint32_t stage, uint32_t m, mm_packed *packed) {
     const uint32_t place = stage * STAGE_BYTES + m * CHUNK_BYTES;
     const uint32_t codes = reader->codes + place, scales = reader->code_scales + place;
-    const uint32_t s = NVFP4 ? mm_shared_load_4(scales) : mm_shared_load_2(scales);
+    /* Byte by byte: to take a word apart is more instructions. */
+    uint32_t rows[TABLE_ROWS];
+#pragma unroll
+    for (uint32_t i = 0; i < TABLE_ROWS; i++)
+        rows[i] = mm_shared_load_1(scales + i);
     packed->low = mm_shared_load_16(codes);
     packed->high = mm_shared_load_16(codes + MM_CUDA_PLANE_BYTES);
 #pragma unroll
     for (uint32_t t = 0; t < TABLES; t++)
 #pragma unroll
         for (uint32_t i = 0; i < TABLE_ROWS; i++)
-            packed->rows[t][i] =
-                mm_shared_load_8(reader->table + 1024 * t + 8 * (s >> 8 * i & 255));
+            packed->rows[t][i] = mm_shared_load_8(reader->table + 1024 * t + 8 * rows[i]);
 }
 
 MM_DEVICE void mm_decode_chunk(const mm_packed *packed, uint32_t (&a)[OPERANDS]) {
@@ -206,18 +209,23 @@ MM_DEVICE void mm_promote(const mm_reader *reader, int32_t kind, uint32_t half,
         }
     }
 }
-#define MM_SCALE(m) mm_promote(reader, kind, half, p##m, s##m)
 #else
-/* Before chunk c of K the sum is multiplied by 2^(e(c - 1) - e(c)). */
-MM_DEVICE void mm_rescale(const mm_reader *reader, uint32_t half, float (&sum)[MM_N / 2]) {
+/* Before chunk c of K the sums are multiplied by 2^(e(c - 1) - e(c)): the exponents, 127 more. */
+MM_DEVICE void mm_ratios(const mm_reader *reader, uint32_t half, uint32_t (&bytes)[SCALE_WORDS]) {
 #pragma unroll
     for (uint32_t n = 0; n < SCALE_WORDS; n++)
-        mm_scale_columns(sum, n,
-                         mm_exponent_word(reader, reader->last, n, half) + 0x7F7F7F7Fu -
-                             mm_exponent_word(reader, reader->at.stage, n, half));
+        bytes[n] = mm_exponent_word(reader, reader->last, n, half) + 0x7F7F7F7Fu -
+                   mm_exponent_word(reader, reader->at.stage, n, half);
 }
-#define MM_SCALE(m) mm_rescale(reader, half, s##m)
 #endif
+
+/* A branch that is never taken, and which the compiler moves nothing across. */
+MM_DEVICE void mm_pin(uint32_t address) {
+    asm volatile("{\n.reg .pred p;\n"
+                 "AGAIN_%=:\n"
+                 "setp.eq.u32 p, %0, 0xFFFFFFFF;\n"
+                 "@p bra AGAIN_%=;\n}" ::"r"(address));
+}
 
 /*
  * The sums of a tile over all of K: s0 and s1 for chunks 0 and 1 of this warpgroup, to be zero at
@@ -234,6 +242,10 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
 #define p0 s0
 #define p1 s1
 #endif
+    /* Reductions tell the compiler that all lanes have the same. */
+    const uint32_t ring = __reduce_max_sync(~0u, reader->shared) + RING;
+    reader->at.stage = __reduce_max_sync(~0u, reader->at.stage);
+    reader->at.parity = __reduce_max_sync(~0u, reader->at.parity);
     /* Before the first step there is nothing to scale: the ratio to itself is 1, and sums are 0. */
     reader->last = reader->at.stage;
     mm_packed packed;
@@ -243,9 +255,7 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
         /* Two steps in the body: going back costs 50 clocks. */
 #pragma unroll 2
     for (int32_t c = 0; c < chunks; c++) {
-        /* A reduction tells the compiler that all lanes have the same. */
-        const uint32_t tokens = __reduce_max_sync(
-            ~0u, mm_wgmma_descriptor(reader->shared + RING + reader->at.stage * STAGE_BYTES));
+        const uint32_t tokens = mm_wgmma_descriptor(ring + reader->at.stage * STAGE_BYTES);
         const uint32_t last = reader->last;
         if (!AHEAD)
             mm_fetch(reader, reader->at.stage, 0, &packed);
@@ -253,11 +263,21 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
         if (AHEAD)
             mm_fetch(reader, reader->at.stage, 1, &packed);
         if (MM_PROMOTE || kind != SCALES_NONE) {
-            /* A branch that keeps ptxas from moving the decoding. */
-            mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage, reader->at.parity);
+            mm_pin(reader->shared); /* the decoding stays before the wait */
+#if MM_PROMOTE
             mm_wgmma_wait();
-            MM_SCALE(0);
-            MM_SCALE(1);
+            mm_promote(reader, kind, half, p0, s0);
+            mm_promote(reader, kind, half, p1, s1);
+#else
+            uint32_t bytes[SCALE_WORDS];
+            mm_ratios(reader, half, bytes);
+            mm_wgmma_wait();
+#pragma unroll
+            for (uint32_t n = 0; n < SCALE_WORDS; n++) {
+                mm_scale_columns(s0, n, bytes[n]);
+                mm_scale_columns(s1, n, bytes[n]);
+            }
+#endif
         }
         mm_wgmma_fence();
         mm_multiply_chunk(tokens, a0, p0);

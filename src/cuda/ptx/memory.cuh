@@ -116,9 +116,13 @@ MM_DEVICE uint32_t mm_shared_load_4(uint32_t address) {
 
 MM_DEVICE uint32_t mm_shared_load_2(uint32_t address) {
     uint32_t v;
-    asm volatile("{\n.reg .u16 h;\nld.shared.u16 h, [%1];\ncvt.u32.u16 %0, h;\n}"
-                 : "=r"(v)
-                 : "r"(address));
+    asm volatile("ld.shared.u16 %0, [%1];" : "=r"(v) : "r"(address));
+    return v;
+}
+
+MM_DEVICE uint32_t mm_shared_load_1(uint32_t address) {
+    uint32_t v;
+    asm volatile("ld.shared.u8 %0, [%1];" : "=r"(v) : "r"(address));
     return v;
 }
 

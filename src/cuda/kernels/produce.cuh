@@ -272,12 +272,12 @@ MM_DEVICE bool mm_prepare(const mm_block *b, const mm_team *team, uint32_t claim
     return true;
 }
 
-/* Asks for the weights of a tile's first stages, as far as there is room; the chunk that is next. A
- * look at what a tile waits for is a way to L2 and back: weights come before it. */
-MM_DEVICE int32_t mm_load_ahead(const mm_team *team, mm_sources *s, int32_t chunks, int32_t chunk,
+/* Asks for the weights of a tile's first `most` chunks, as far as there is room; the chunk that is
+ * next. A look at what a tile waits for is a way to L2 and back: weights come before it. */
+MM_DEVICE int32_t mm_load_ahead(const mm_team *team, mm_sources *s, int32_t most, int32_t chunk,
                                 mm_ring *ring) {
     const int32_t stages = team->args->stages;
-    while (chunk < chunks && chunk < stages &&
+    while (chunk < most && chunk < stages &&
            mm_barrier_test(team->shared + EMPTY + 8 * ring->stage, ring->parity ^ 1)) {
         mm_load_weights(team, s, ring->stage);
         mm_ring_next(ring, (uint32_t)stages);
@@ -286,12 +286,18 @@ MM_DEVICE int32_t mm_load_ahead(const mm_team *team, mm_sources *s, int32_t chun
     return chunk;
 }
 
-/*
- * Chunks that a tile still has to load when the next one is claimed. To claim a tile and to find
- * where it is takes as long as a few chunks, for which the ring has enough. Not much earlier: a
- * tile that is claimed waits for this team.
- */
-enum { CLAIM_AHEAD = 3 };
+enum {
+    /*
+     * Chunks that a tile still has to load when the next one is claimed. To claim a tile and to
+     * find where it is takes as long as a few chunks, for which the ring has enough. Not much
+     * earlier: a tile that is claimed waits for this team.
+     */
+    CLAIM_AHEAD = 3,
+    /* Stages whose weights a team asks for before its first tokens are there, which come later
+     * where memory is busy with the weights of all blocks. Tokens of other GPUs take longer anyway.
+     */
+    FIRST_STAGES = 2
+};
 
 MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
     mm_team own = *given;
@@ -316,14 +322,16 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
         uint64_t *const stamps = task->stamps;
         uint32_t polls = 0;
         uint64_t start = 0;
+        const bool limited = team->args->ranks == 1 && arrived < 0 && chunks > FIRST_STAGES;
+        const int32_t ahead = limited ? FIRST_STAGES : chunks;
         bool ready = first && expert <= arrived;
-        int32_t chunk = ready ? 0 : mm_load_ahead(team, &s, chunks, 0, &ring);
+        int32_t chunk = ready ? 0 : mm_load_ahead(team, &s, ahead, 0, &ring);
         while (!ready && going) {
             ready = mm_ready(b, team, expert, &awaited);
             if (ready)
                 break;
             going = mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_EXPERTS, awaited.source);
-            chunk = mm_load_ahead(team, &s, chunks, chunk, &ring);
+            chunk = mm_load_ahead(team, &s, ahead, chunk, &ring);
         }
         if (first)
             arrived = expert;

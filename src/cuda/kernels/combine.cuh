@@ -70,14 +70,15 @@ MM_DEVICE void mm_divide_sums(const mm_block *b) {
         return;
     const int32_t blocks = b->args->blocks, workers = blocks * MATH_WARPS;
     const int32_t segments = (b->args->hidden + SEGMENT - 1) / SEGMENT;
-    const bool many = b->tokens >= (TEAMS == 1 ? 1 : 4) * workers;
-    /* A part for each warp: what comes before a part's rows takes longer than they do. */
+    /* A part for each warp: what comes before a part's rows takes longer than they do. A part is a
+     * whole token where there are as many tokens as warps. */
     const int32_t share = (int32_t)(((int64_t)b->tokens * segments + workers - 1) / workers);
     const int32_t span = share > segments ? segments : share > 1 ? share : 1;
     mm_words *words = b->words;
     words->span = span;
     words->parts = (segments + span - 1) / span;
-    words->own = TEAMS == 1 && many ? (b->tokens - b->block + blocks - 1) / blocks : 0;
+    words->own =
+        TEAMS == 1 && b->tokens >= workers ? (b->tokens - b->block + blocks - 1) / blocks : 0;
     words->next_own = 0;
     words->combining = 0;
 }

@@ -54,12 +54,11 @@ enum {
 };
 
 /*
- * Quotients whose operands are far from the ends of FP32's range, rounded to nearest: a reciprocal
- * and two remainders. *ordinary is cleared for others. No branch, so that several run side by side.
+ * Quotients rounded to nearest, for y in 1..2^60 and x that is 0 or at least 2^-60 and finite: a
+ * reciprocal and two remainders, of which none underflows. No branch, so that several run side by
+ * side.
  */
-MM_DEVICE float mm_divide(float x, float y, bool *ordinary) {
-    const float magnitude = fabsf(x);
-    *ordinary &= (y < 0x1p60f) & (((magnitude > 0x1p-60f) & (magnitude < 0x1p60f)) | (x == 0.0f));
+MM_DEVICE float mm_divide(float x, float y) {
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(y));
     reciprocal = __fmaf_rn(__fmaf_rn(-y, reciprocal, 1.0f), reciprocal, reciprocal);
@@ -88,15 +87,17 @@ MM_DEVICE float mm_max(float x, float y) {
 }
 
 /*
- * mm_gated (src/num/gated.h) with that division. Beyond -80 and 80 the exponential is not what
- * mm_expf has, but 1 + it is 1, or not ordinary.
+ * mm_gated (src/num/gated.h) with that division, for what nearly all gates are: *ordinary is
+ * cleared for others. exp(40) is 2^57.7; where alpha g is infinite or NaN no comparison holds.
  */
 MM_DEVICE float mm_gated_fast(float g, float u, const mm_cuda_forward_args *args, bool *ordinary) {
     g = mm_min(g, args->limit);
     u = mm_max(mm_min(u, args->limit), -args->limit);
+    const float x = -args->alpha * g;
+    *ordinary &= (fabsf(x) < 40.0f) & ((fabsf(g) >= 0x1p-60f) | (g == 0.0f));
     int32_t exponent;
-    const float y = mm_exp_split(mm_max(mm_min(-args->alpha * g, 80.0f), -80.0f), &exponent);
-    return mm_divide(g, 1.0f + y * mm_exp2i(exponent), ordinary) * (u + args->offset);
+    const float y = mm_exp_split(x, &exponent);
+    return mm_divide(g, 1.0f + y * mm_exp2i(exponent)) * (u + args->offset);
 }
 
 /* FC1's sums of a gate and its up, in the units of the activation. */

@@ -277,9 +277,11 @@ MM_DEVICE void mm_finish_fc1(const mm_team *team, const mm_tile *tile, float (&s
         const int32_t group = part * PART_SUMS / 4;
 #pragma unroll 1
         for (int32_t j = 0; j < PART_SUMS / 4; j += AT_ONCE) {
-            mm_activate(args, records + 8 * (group + j), rows, gate_global, up_global, first,
-                        second);
-            mm_find_largest(largest + 8 * (group + j), first, second);
+            if (8 * (group + j) < tile->task->valid) {
+                mm_activate(args, records + 8 * (group + j), rows, gate_global, up_global, first,
+                            second);
+                mm_find_largest(largest + 8 * (group + j), first, second);
+            }
             if (PART_SUMS > 4 * AT_ONCE) {
                 mm_turn<PART_SUMS, 4 * AT_ONCE>(first);
                 mm_turn<PART_SUMS, 4 * AT_ONCE>(second);
@@ -336,6 +338,8 @@ MM_DEVICE void mm_finish_fc2(const mm_team *team, const mm_tile *tile, const flo
     const bool after = args->weight_after_fc2;
 #pragma unroll
     for (int32_t j = 0; j < MM_N / 8; j++) {
+        if (8 * j >= valid)
+            break;
         const float weights[2] = {tile->records[8 * j + 2 * c].weight,
                                   tile->records[8 * j + 2 * c + 1].weight};
         uint32_t words[4]; /* chunk 0 halves 0 and 1, chunk 1 halves 0 and 1 */

@@ -107,10 +107,18 @@ typedef struct mm_sources {
     const uint8_t *codes;
     const uint8_t *scales;
     uint32_t codes_stride; /* of a chunk */
+    uint32_t codes_bytes;  /* of a stage */
     uint32_t scales_stride;
     uint32_t scale_bytes; /* of a stage; 0: there are none */
     uint64_t policy;      /* of the weights */
 } mm_sources;
+
+/* Of a tile's tokens and those beyond that the activation takes with them: what an older tile has
+ * left in their place need not be finite, and would take the slow way. */
+MM_DEVICE int32_t mm_rows_loaded(int32_t valid) {
+    const int32_t at_once = MM_N % 16 ? 8 : 16;
+    return (valid + at_once - 1) / at_once * at_once;
+}
 
 /* `window`: this rank's. */
 MM_DEVICE mm_sources mm_sources_of(const mm_block *b, const mm_team *team, const uint8_t *window,
@@ -122,6 +130,7 @@ MM_DEVICE mm_sources mm_sources_of(const mm_block *b, const mm_team *team, const
         task->row & ~(int64_t)15; /* tiles of 8, 24 and 40 may begin in the middle */
     mm_sources s;
     s.codes_stride = (uint32_t)args->rows * 128;
+    s.codes_bytes = (uint32_t)mm_rows_loaded(task->valid) * 128;
     if (task->kind == TASK_FC2) {
         s.weights = blob + args->fc2_offset + from;
         s.codes = team->rank->hidden_codes + (int64_t)task->row * 128;
@@ -169,7 +178,7 @@ MM_DEVICE mm_ring mm_ring_before(const mm_ring *ring, uint32_t steps, uint32_t s
 /* The next chunk's weights, and how many bytes the stage will have. */
 MM_DEVICE void mm_load_weights(const mm_team *team, mm_sources *s, uint32_t stage) {
     const uint32_t full = team->shared + FULL + 8 * stage;
-    mm_barrier_arrive_expect(full, WEIGHT_BYTES + TOKEN_BYTES + s->scale_bytes);
+    mm_barrier_arrive_expect(full, WEIGHT_BYTES + s->codes_bytes + s->scale_bytes);
     mm_bulk_load(team->shared + RING + stage * STAGE_BYTES + TOKEN_BYTES, s->weights, WEIGHT_BYTES,
                  full, s->policy);
     s->weights += WEIGHT_BYTES;
@@ -179,7 +188,7 @@ MM_DEVICE void mm_load_weights(const mm_team *team, mm_sources *s, uint32_t stag
 MM_DEVICE void mm_load_tokens(const mm_team *team, mm_sources *s, uint32_t stage) {
     const uint64_t policy = mm_policy_keep();
     const uint32_t full = team->shared + FULL + 8 * stage;
-    mm_bulk_load(team->shared + RING + stage * STAGE_BYTES, s->codes, TOKEN_BYTES, full, policy);
+    mm_bulk_load(team->shared + RING + stage * STAGE_BYTES, s->codes, s->codes_bytes, full, policy);
     s->codes += s->codes_stride;
     if (s->scale_bytes) {
         mm_bulk_load(team->shared + mm_stage_scales(team->args) +

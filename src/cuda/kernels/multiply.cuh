@@ -246,7 +246,6 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
     const uint32_t ring = __reduce_max_sync(~0u, reader->shared) + RING;
     reader->at.stage = __reduce_max_sync(~0u, reader->at.stage);
     reader->at.parity = __reduce_max_sync(~0u, reader->at.parity);
-    /* Before the first step there is nothing to scale: the ratio to itself is 1, and sums are 0. */
     reader->last = reader->at.stage;
     mm_packed packed;
     mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage, reader->at.parity);
@@ -262,7 +261,7 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
         mm_decode_chunk(&packed, a0);
         if (AHEAD)
             mm_fetch(reader, reader->at.stage, 1, &packed);
-        if (MM_PROMOTE || kind != SCALES_NONE) {
+        if (MM_PROMOTE || (kind != SCALES_NONE && c > 0)) {
             mm_pin(reader->shared); /* the decoding stays before the wait */
 #if MM_PROMOTE
             mm_wgmma_wait();

@@ -18,9 +18,13 @@ MM_DEVICE int32_t mm_physical_of(const mm_block *b, int32_t id, int32_t route) {
 }
 
 enum {
-    PIECES_AT_ONCE = 4,             /* of 16 bytes, that a lane has in registers */
-    PART = 32 * PIECES_AT_ONCE,     /* pieces of a row that a warp sends at once */
-    PARTS_HELD = TEAMS == 2 ? 2 : 3 /* of a math warp, if it is to hold all of them */
+    PIECES_AT_ONCE = 4,         /* of 16 bytes, that a lane has in registers */
+    PART = 32 * PIECES_AT_ONCE, /* pieces of a row that a warp sends at once */
+    /* Of a math warp, if it is to hold all of them: for batches of up to 256 tokens of 4096
+     * channels in tiles of up to 64, and 512 in wider ones. More takes the former 2 us. */
+    PARTS_HELD = TEAMS == 2                 ? 2
+                 : MM_N > 64 && MM_N <= 112 ? 6
+                                            : 3
 };
 
 /* Parts of a token's row. */

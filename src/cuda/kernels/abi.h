@@ -26,7 +26,7 @@ enum {
     MM_CUDA_EXPERTS_MAX = 1024, /* physical */
     MM_CUDA_BLOCKS_MAX = 256,   /* of a rank */
     MM_CUDA_ROW_MULTIPLE = 16,  /* of the start of an expert's rows in a pool */
-    MM_CUDA_ROWS_BEYOND = 128,  /* a tile may read, but never uses, this many rows more */
+    MM_CUDA_ROWS_BEYOND = 144,  /* a tile may read, but never uses, this many rows more */
     MM_CUDA_EXPONENT_BIAS = 48, /* of exponent bytes in pools */
     MM_CUDA_TASK_SLOTS = 4,
     MM_CUDA_FORGET_EVERY = 1 << 30,              /* epochs */

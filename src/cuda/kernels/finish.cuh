@@ -49,7 +49,9 @@ MM_DEVICE float mm_times_global(float x, float global) {
 enum {
     AT_ONCE = TEAMS == 1 && MM_N % 16 == 0 ? 2 : 1,
     VALUES = 4 * AT_ONCE, /* of a lane */
-    PARTS = MM_N > 64 && MM_N % (16 * AT_ONCE) == 0 ? 2 : 1,
+    PARTS = MM_N % 48 == 0   ? MM_N / 48
+            : MM_N % 64 == 0 ? MM_N / 64
+                             : 1,
     PART_SUMS = MM_N / 2 / PARTS
 };
 
@@ -270,7 +272,7 @@ MM_DEVICE void mm_finish_fc1(const mm_team *team, const mm_tile *tile, float (&s
     uint32_t *largest = (uint32_t *)(team->smem + LARGEST) + thread / 32 * MM_N;
     /* Loops, since to fetch code takes longer than to run it: the sums are turned round in their
      * registers, which only constants can index, and stand as before after the last turn. Where
-     * there are many, two loops turn half of them each. */
+     * there are many, several loops turn a part of them each. */
 #pragma unroll
     for (int32_t part = 0; part < PARTS; part++) {
         float *const first = s0 + part * PART_SUMS, *const second = s1 + part * PART_SUMS;

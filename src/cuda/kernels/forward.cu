@@ -93,6 +93,14 @@ MM_DEVICE int32_t mm_input_scales(const mm_cuda_forward_args *args) {
     return args->input_scale == MEGAMOE_SCALE_BLOCK ? SCALES_EXPONENTS : SCALES_FLOATS;
 }
 
+/* Places in shared memory, found anew where they are needed: kept, each takes a register. */
+MM_DEVICE void mm_find_places(mm_team *team, uint8_t *smem) {
+    team->shared = __reduce_max_sync(~0u, team->shared);
+    team->smem = smem + (team->shared - team->block);
+    if (TEAMS == 1)
+        team->block = team->shared - FIRST_TEAM;
+}
+
 MM_DEVICE void mm_math(const mm_team *given, uint8_t *smem) {
     const mm_cuda_forward_args *args = given->args;
     mm_team own = *given;
@@ -101,9 +109,7 @@ MM_DEVICE void mm_math(const mm_team *given, uint8_t *smem) {
     mm_slot slot = {0, 0};
     uint32_t out_parity = 0;
     for (;;) {
-        /* Places in shared memory are found anew for each tile: kept, each takes a register. */
-        asm volatile("" : "+r"(own.shared));
-        own.smem = smem + (own.shared - own.block);
+        mm_find_places(&own, smem);
         const mm_task *task = mm_slot_wait(team, &slot);
         /* The same in all lanes. A reduction says so to the compiler, which then keeps these and
          * the addresses of stages in uniform registers, where wgmma wants its descriptors. */
@@ -119,14 +125,15 @@ MM_DEVICE void mm_math(const mm_team *given, uint8_t *smem) {
         mm_zero(s1);
         if (task->stamps) {
             mm_barrier_wait(reader.shared + FULL + 8 * reader.at.stage, reader.at.parity);
-            if (threadIdx.x % TEAM_THREADS == 0)
+            if (mm_thread() % TEAM_THREADS == 0)
                 mm_stamp(task->stamps, MM_CUDA_STAMP_FIRST);
         }
         /* Sums of two loops would need registers of their own: there is one, for every scale. */
         mm_multiply(&reader, chunks, first ? mm_input_scales(args) : SCALES_EXPONENTS, half, s0,
                     s1);
         position = reader.at;
-        if (threadIdx.x % TEAM_THREADS == 0)
+        mm_find_places(&own, smem);
+        if (mm_thread() % TEAM_THREADS == 0)
             mm_stamp(task->stamps, MM_CUDA_STAMP_MULTIPLIED);
         const mm_tile tile = {task, mm_slot_records(team, &slot),
                               team->smem + ROW_DATA + slot.index * MM_CUDA_ROW_DATA_BYTES};

@@ -17,7 +17,7 @@ enum {
     OPERANDS = EXACT ? 32 : 16, /* registers of one chunk of 64 rows times 128 k */
     /* The next chunk leaves shared memory before this one is multiplied, where registers suffice.
      */
-    AHEAD = TEAMS == 1 || MM_N <= (NVFP4 ? 24 : 32)
+    AHEAD = TEAMS == 1 ? MM_N <= (NVFP4 ? 128 : 144) : MM_N <= (NVFP4 ? 24 : 32)
 };
 
 /* Where math is in the ring. */
@@ -31,7 +31,7 @@ typedef struct mm_reader {
     uint32_t table;              /* of decoding */
     uint32_t codes, code_scales; /* of this lane in chunk 0 of its warpgroup, stage 0 */
     uint32_t stages;
-    uint32_t scales, scale_stride; /* address of the stages' scales, bytes of one */
+    uint32_t scales, scale_stride; /* this lane's first exponents of stage 0, bytes of a stage */
     mm_position at;
     uint32_t last; /* the stage before */
 } mm_reader;
@@ -62,7 +62,7 @@ MM_DEVICE mm_reader mm_reader_of(const mm_team *team, mm_position at) {
         mm_kept(chunk + lane * 16),
         mm_kept(chunk + 2 * MM_CUDA_PLANE_BYTES + lane * (CHUNK_SCALE_BYTES / 128)),
         (uint32_t)team->args->stages,
-        team->shared + mm_stage_scales(team->args),
+        team->shared + mm_stage_scales(team->args) + 4 * (thread % 4),
         SCALE_ROWS * mm_scale_bytes(team->args),
         at,
         at.stage};
@@ -147,7 +147,7 @@ enum { SCALE_COLUMNS = MM_N % 16 ? 2 : 4, SCALE_WORDS = MM_N / (4 * SCALE_COLUMN
  * 4 SCALE_COLUMNS n + 8 j + 2 c + b. `half`: the tile begins with the second half of 16 rows. */
 MM_DEVICE uint32_t mm_exponent_word(const mm_reader *reader, uint32_t stage, uint32_t n,
                                     uint32_t half) {
-    const uint32_t scales = reader->scales + stage * reader->scale_stride + 4 * (threadIdx.x % 4);
+    const uint32_t scales = reader->scales + stage * reader->scale_stride;
     if (SCALE_COLUMNS == 4)
         return mm_shared_load_4(scales + 16 * n);
     const uint32_t group = half + n; /* of eight rows */
@@ -194,9 +194,9 @@ MM_DEVICE void mm_promote(const mm_reader *reader, int32_t kind, uint32_t half,
                                    ? mm_exponent_word(reader, reader->last, n, half) + 0x4F4F4F4Fu
                                    : 0;
         uint4 floats = {0, 0, 0, 0};
-        if (kind == SCALES_FLOATS)
+        if (kind == SCALES_FLOATS) /* of which a lane has four times as many bytes */
             floats = mm_shared_load_16(reader->scales + reader->last * reader->scale_stride +
-                                       64 * n + 16 * (threadIdx.x % 4));
+                                       64 * n + 12 * (threadIdx.x % 4));
         const uint32_t words[4] = {floats.x, floats.y, floats.z, floats.w};
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {

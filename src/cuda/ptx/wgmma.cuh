@@ -52,6 +52,8 @@ MM_DEVICE uint32_t mm_wgmma_descriptor(uint32_t address) {
 #define MM_NAMES_14 MM_NAMES_13 ", %52, %53, %54, %55"
 #define MM_NAMES_15 MM_NAMES_14 ", %56, %57, %58, %59"
 #define MM_NAMES_16 MM_NAMES_15 ", %60, %61, %62, %63"
+#define MM_NAMES_17 MM_NAMES_16 ", %64, %65, %66, %67"
+#define MM_NAMES_18 MM_NAMES_17 ", %68, %69, %70, %71"
 #define MM_OPERANDS_1 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
 #define MM_OPERANDS_2 MM_OPERANDS_1, "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
 #define MM_OPERANDS_3 MM_OPERANDS_2, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
@@ -68,6 +70,8 @@ MM_DEVICE uint32_t mm_wgmma_descriptor(uint32_t address) {
 #define MM_OPERANDS_14 MM_OPERANDS_13, "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
 #define MM_OPERANDS_15 MM_OPERANDS_14, "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
 #define MM_OPERANDS_16 MM_OPERANDS_15, "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+#define MM_OPERANDS_17 MM_OPERANDS_16, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67])
+#define MM_OPERANDS_18 MM_OPERANDS_17, "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
 
 /* Names of what follows them: a0..a3, descriptor, whether to add to d. */
 #if MM_N == 8
@@ -157,6 +161,14 @@ MM_DEVICE uint32_t mm_wgmma_descriptor(uint32_t address) {
 #define MM_A "{%64, %65, %66, %67}"
 #define MM_B "%68"
 #define MM_ADD "%69"
+#endif
+#if MM_N == 144
+#define MM_COLUMNS "n144"
+#define MM_NAMES MM_NAMES_18
+#define MM_OPERANDS MM_OPERANDS_18
+#define MM_A "{%72, %73, %74, %75}"
+#define MM_B "%76"
+#define MM_ADD "%77"
 #endif
 
 /* d = A B + (add ? d : 0) */

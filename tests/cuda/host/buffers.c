@@ -44,7 +44,7 @@ static void check(const megamoe_shape *s, const megamoe_capacity *c, int32_t ran
     T_EQ_INT(b.hidden_chunks, hidden);
     T_EQ_INT(b.intermediate_chunks, intermediate);
     T_EQ_INT(b.local_max, local);
-    T_EQ_INT(rows, (pool + 15) / 16 * 16 + 16 * local + 128);
+    T_EQ_INT(rows, (pool + 15) / 16 * 16 + 16 * local + 144);
     T_EQ_INT(units, pool / 8 + local + 1);
     T_EQ_INT(b.results_stride, ((uint64_t)s->hidden + 255) / 256 * 256);
     T_CHECK(b.view_stride >= s->hidden && b.view_stride % 16 == 0);
@@ -145,7 +145,7 @@ T_CASE(pools_hold_the_worst_split) {
             rows += (routes + 15) / 16 * 16;
             units += (routes + 7) / 8;
         }
-        T_CHECK(rows + 128 <= b.rows);
+        T_CHECK(rows + 144 <= b.rows);
         T_CHECK(units < b.units);
     }
 }

@@ -29,7 +29,7 @@ FORMATS = {"mxfp4": "MM_CUDA_MXFP4", "exact": "MM_CUDA_NVFP4_EXACT", "folded": "
 
 def teams_of(kind, tile):
     """MM_CUDA_TEAMS in src/cuda/kernels/abi.h."""
-    return 2 if kind[0] != "MM_CUDA_NVFP4_EXACT" and not kind[1] and tile <= 32 else 1
+    return 2 if kind[0] != "MM_CUDA_NVFP4_EXACT" and not kind[1] and tile <= 40 else 1
 
 
 def expected_tiles(n, routes):

@@ -48,7 +48,7 @@ def calls_of(run):
 def table_of(name, run):
     ceilings = run["ceilings"]
     print(f"\n## {title_of(run)}\n")
-    print(f"[{name}]({name}), {run['date']}: `{run['command']}`: {calls_of(run)}. Read {ceilings['read_gbs'][0]:.0f} and "
+    print(f"[{name}]({name}), {run['date']}, build {run['commit']}: `{run['command']}`: {calls_of(run)}. Read {ceilings['read_gbs'][0]:.0f} and "
           f"{ceilings['read_gbs'][1]:.0f} GB/s, E4M3 {ceilings['mma_tflops'][0]:.0f} and "
           f"{ceilings['mma_tflops'][1]:.0f} TFLOP/s, before and after. Workspace for "
           f"{run['capacity']} tokens: {run['workspace_bytes'] / 1e6:.0f} MB.\n")
@@ -118,6 +118,7 @@ def main():
     if not files:
         sys.exit(f"{sys.argv[1]}: no .json files")
     runs = [(f.name, json.loads(f.read_text())) for f in files if not f.name.endswith("-trace.json")]
+    runs.sort(key=lambda run: "ratios" in run[1])  # comparisons after what is compared
     by_name = dict(runs)
     first = next(arm for name, run in runs if "links" not in run for arm in arms_of(run))
     several = any("ranks" in run for _, run in runs)

@@ -91,11 +91,18 @@ class Compare(CompareCase):
         self.good("compare", *self.both(result(), result(1.001, seed=2)), "--fail-above", 0)
 
     def test_results_of_before(self):
+        """Results of before there were rounds have only medians."""
         h200 = os.path.join(STORED, "h200")
         a, b = (os.path.join(h200, name) for name in ("flash-mxfp4.json", "flash-mxfp4-block.json"))
         done = self.good_json("compare", a, b)
-        self.assertEqual({p["method"] for p in done["points"]}, {"medians"})
+        self.assertEqual({p["method"] for p in done["points"]}, {"rounds"})
         self.assertEqual(done["arms"][0]["differs"]["input_scale"], ["token", "block"])
+        with open(b) as file:
+            before = json.load(file)
+        for point in before["points"]:
+            del point["rounds_us"]
+        done = self.good_json("compare", a, self.file("before.json", before))
+        self.assertEqual({p["method"] for p in done["points"]}, {"medians"})
         self.fails(2, ["hidden 4096", "7168", "one geometry"], "compare", a,
                    os.path.join(h200, "pro-mxfp4.json"))
         cpu = os.path.join(STORED, "zen4-2core", "a-mxfp4-1.json")

@@ -67,7 +67,7 @@ static bool int8_of(const struct reference *r) {
     return r->options.activations == MEGAMOE_ACTIVATIONS_INT8;
 }
 
-/* One row of weights with every route of the expert, scaled but without bias. */
+/* One row of weights with every route of the expert, scaled, and its bias. */
 static void run_row(struct reference *r, int32_t thread, megamoe_projection projection, int32_t row,
                     const mm_reference_input *const *inputs, float *out, int64_t out_stride) {
     const int32_t n = mm_columns(&r->desc, projection);
@@ -90,13 +90,16 @@ static void run_row(struct reference *r, int32_t thread, megamoe_projection proj
         operands.low_codes = two_terms ? low_codes : NULL;
     }
     const float global = mm_weights_global(r->weights, r->expert, projection);
+    const float bias = mm_weights_bias(r->weights, r->expert, projection, row);
+    const bool weighted = projection == MEGAMOE_DOWN && !r->options.weight_after_fc2;
     for (int64_t i = 0; i < r->n_routes; i++) {
         const float sum =
             int8_of(r)
                 ? mm_reference_dot_int8(&operands, mm_group_size(r->desc.format), inputs[i])
                 : mm_reference_dot(&operands, inputs[i], r->options.sum, r->options.accumulate);
         out[i * out_stride] =
-            sum * inputs[i]->scale * inputs[i]->factor * global * mm_exp2i(exponent);
+            fmaf(sum * inputs[i]->scale * inputs[i]->factor * global, mm_exp2i(exponent),
+                 weighted ? r->routes[i].weight * bias : bias);
     }
 }
 
@@ -122,9 +125,8 @@ static void activate_route(struct reference *r, int64_t i) {
     const float limit = a->limit == 0.0f ? INFINITY : a->limit;
     float *h = r->gate + i * n;
     for (int32_t c = 0; c < n; c++) {
-        const float g = h[c] + mm_weights_bias(r->weights, r->expert, MEGAMOE_GATE, c);
-        const float u = r->up[i * n + c] + mm_weights_bias(r->weights, r->expert, MEGAMOE_UP, c);
-        h[c] = mm_gated(g, u, a->alpha == 0.0f ? 1.0f : a->alpha, a->offset, limit);
+        const float up = r->up[i * n + c];
+        h[c] = mm_gated(h[c], up, a->alpha == 0.0f ? 1.0f : a->alpha, a->offset, limit);
         if (!r->options.weight_after_fc2)
             h[c] *= r->routes[i].weight;
     }
@@ -146,11 +148,9 @@ static void run_fc2_rows(void *argument, int32_t thread, int32_t threads) {
         /* Down sums land beside their place: route i's value of this row. */
         float *values = r->up + (int64_t)thread * r->n_routes;
         run_row(r, thread, MEGAMOE_DOWN, row, stage->inputs, values, 1);
-        const float bias = mm_weights_bias(r->weights, r->expert, MEGAMOE_DOWN, row);
         for (int64_t i = 0; i < r->n_routes; i++) {
             const struct route *route = &r->routes[i];
-            const float value = r->options.weight_after_fc2 ? (values[i] + bias) * route->weight
-                                                            : values[i] + route->weight * bias;
+            const float value = values[i] * (r->options.weight_after_fc2 ? route->weight : 1.0f);
             r->route_rows[(route->token * r->topk + route->slot) * rows + row] =
                 mm_bf16_to_f32(mm_bf16_from_f32(value));
         }

@@ -137,10 +137,10 @@ static void row_factors(const int8_t *exponents, float factors[MM_TILE_ROWS]) {
         factors[i] = mm_exp2i(exponents[i]);
 }
 
-/* The part of an epilogue that is the same for every row. */
+/* The part of an epilogue that is the same everywhere. */
 static inline float scaled(float sum, float sum_scale, float token_scale, float token_factor,
-                           float global, float row_factor) {
-    return sum * sum_scale * token_scale * token_factor * global * row_factor;
+                           float global, float row_factor, float bias) {
+    return fmaf(sum * sum_scale * token_scale * token_factor * global, row_factor, bias);
 }
 
 void MM_ROWS(activate)(const mm_activate *a) {
@@ -159,9 +159,9 @@ void MM_ROWS(activate)(const mm_activate *a) {
             for (int32_t i = 0; i < MM_TILE_HALF; i++) {
                 const int32_t j = i + MM_TILE_HALF;
                 const float g =
-                    scaled(sums[i], sum_scale, scale, factor, gate_global, factors[i]) + bias[i];
+                    scaled(sums[i], sum_scale, scale, factor, gate_global, factors[i], bias[i]);
                 const float u =
-                    scaled(sums[j], sum_scale, scale, factor, up_global, factors[j]) + bias[j];
+                    scaled(sums[j], sum_scale, scale, factor, up_global, factors[j], bias[j]);
                 h[i] = mm_gated(g, u, alpha, offset, limit) * weight;
             }
         }
@@ -218,8 +218,9 @@ void MM_ROWS(finish)(const mm_finish *f) {
         const float row_weight = f->weight_after ? weight : 1.0f;
         uint16_t values[MM_TILE_ROWS];
         for (int32_t i = 0; i < MM_TILE_ROWS; i++) {
-            const float value = scaled(sums[i], sum_scale, 1.0f, 1.0f, global, factors[i]);
-            values[i] = mm_bf16_from_f32((value + bias_weight * bias[i]) * row_weight);
+            const float value =
+                scaled(sums[i], sum_scale, 1.0f, 1.0f, global, factors[i], bias_weight * bias[i]);
+            values[i] = mm_bf16_from_f32(value * row_weight);
         }
         memcpy(f->out[token], values, (size_t)f->rows * sizeof values[0]);
     }

@@ -411,8 +411,8 @@ T_CASE(activate_follows_the_formula) {
                     value = value * e.scale[token];
                     value = value * e.factor[token];
                     value = value * (half ? a.up_global : a.gate_global);
-                    value = value * ldexpf(1.0f, e.exponents[j]);
-                    side[half] = value + (a.bias ? a.bias[j] : 0.0f);
+                    side[half] =
+                        fmaf(value, ldexpf(1.0f, e.exponents[j]), a.bias ? a.bias[j] : 0.0f);
                 }
                 float want = mm_gated(side[0], side[1], a.alpha, a.offset, a.limit);
                 want = a.route_weight ? want * e.weight[token] : want;
@@ -458,11 +458,11 @@ T_CASE(finish_rounds_route_rows) {
                     }
                     float value = e.sums[token * MM_TILE_ROWS + row] * f.sum_scale;
                     value = value * f.global;
-                    value = value * ldexpf(1.0f, e.exponents[row]);
-                    const float bias = f.bias ? f.bias[row] : 0.0f;
-                    float weighted = e.weight[token] * bias;
-                    weighted = f.weight_after ? (value + bias) * e.weight[token] : value + weighted;
-                    const uint16_t want = mm_bf16_from_f32(weighted);
+                    const float factor = ldexpf(1.0f, e.exponents[row]);
+                    const float bias = f.bias ? f.bias[row] : 0.0f, weight = e.weight[token];
+                    value = f.weight_after ? weight * fmaf(value, factor, bias)
+                                           : fmaf(value, factor, weight * bias);
+                    const uint16_t want = mm_bf16_from_f32(value);
                     const bool both_nan = (got & 0x7FFF) > 0x7F80 && (want & 0x7FFF) > 0x7F80;
                     if (!T_CHECK_MSG(both_nan || got == want,
                                      "%s: row %d of token %d: %04x, "

@@ -111,8 +111,8 @@ MM_DEVICE mm_gate_up mm_scaled(float gate, float up, float scale, float tiny, fl
                                float up_global, const mm_rows *rows) {
     gate = gate * scale * tiny;
     up = up * scale * tiny;
-    mm_gate_up x = {mm_times_global(gate, gate_global) * rows->factor[0] + rows->bias[0],
-                    mm_times_global(up, up_global) * rows->factor[1] + rows->bias[1]};
+    mm_gate_up x = {__fmaf_rn(mm_times_global(gate, gate_global), rows->factor[0], rows->bias[0]),
+                    __fmaf_rn(mm_times_global(up, up_global), rows->factor[1], rows->bias[1])};
     return x;
 }
 
@@ -320,8 +320,9 @@ MM_DEVICE uint32_t mm_route_pair(bool weight_after_fc2, const float *sums, float
     float value[2];
 #pragma unroll
     for (int32_t k = 0; k < 2; k++) {
-        value[k] = mm_times_global(sums[k], global) * factor;
-        value[k] = weight_after_fc2 ? (value[k] + bias) * weights[k] : value[k] + weights[k] * bias;
+        const float x = mm_times_global(sums[k], global);
+        value[k] = weight_after_fc2 ? __fmaf_rn(x, factor, bias) * weights[k]
+                                    : __fmaf_rn(x, factor, weights[k] * bias);
     }
     return mm_transpose(mm_bf16_pair(value[0], value[1]));
 }

@@ -237,7 +237,11 @@ typedef struct mm_cuda_stage_args {
  * Teams of a thread block: each works on a tile of its own, with a ring of its own, so that one
  * multiplies while the other finishes. Two where the registers suffice. `format` is mm_cuda_format.
  */
-#define MM_CUDA_TEAMS(format, n, promote) ((format) != 1 && !(promote) && (n) <= 40 ? 2 : 1)
+#define MM_CUDA_TEAMS(format, n, promote) ((format) != 1 && !(promote) && (n) <= 64 ? 2 : 1)
+
+/* 64-row chunks of a tile's four that a warpgroup multiplies: a team has two warpgroups or one. */
+#define MM_CUDA_CHUNKS(format, n, promote)                                                         \
+    (MM_CUDA_TEAMS(format, n, promote) == 2 && (n) > 40 ? 4 : 2)
 
 /* Bytes of the parts of shared memory; n is the token tile. */
 static inline uint32_t mm_cuda_stage_smem(uint32_t n, uint32_t weight_bytes, uint32_t scale_bytes) {

@@ -13,8 +13,8 @@
 
 /* "At once": in flight, in registers. */
 enum {
-    SEGMENT = 256,                         /* channels that a warp sums at once */
-    SEGMENTS_AT_ONCE = TEAMS == 1 ? 2 : 1, /* eight warps need more than sixteen */
+    SEGMENT = 256,                              /* channels that a warp sums at once */
+    SEGMENTS_AT_ONCE = MATH_WARPS == 8 ? 2 : 1, /* eight warps need more than sixteen */
     SLOTS_AT_ONCE = 8,
     BESIDE_SEGMENTS_AT_ONCE = 2, /* for the dispatch warps, with fewer registers */
     BESIDE_SLOTS_AT_ONCE = 5,

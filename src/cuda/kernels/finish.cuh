@@ -23,7 +23,7 @@ typedef struct mm_rows {
 MM_DEVICE mm_rows mm_rows_of(const mm_tile *tile, bool has_bias, int32_t m) {
     const uint32_t thread = mm_thread();
     const uint32_t warp = thread / 32 % TEAM_WARPS, g = thread % 32 / 4;
-    const uint32_t row = (warp / 4 * 2 + m) * 64 + warp % 4 * 16 + g;
+    const uint32_t row = (warp / 4 * CHUNKS + m) * 64 + warp % 4 * 16 + g;
     mm_rows rows;
 #pragma unroll
     for (int32_t half = 0; half < 2; half++) {
@@ -47,7 +47,7 @@ MM_DEVICE float mm_times_global(float x, float global) {
 
 /* Groups of eight columns that the activation takes at once. */
 enum {
-    AT_ONCE = TEAMS == 1 && MM_N % 16 == 0 ? 2 : 1,
+    AT_ONCE = MATH_WARPS == 8 && MM_N % 16 == 0 ? 2 : 1,
     VALUES = 4 * AT_ONCE, /* of a lane */
     PARTS = MM_N % 48 == 0   ? MM_N / 48
             : MM_N % 64 == 0 ? MM_N / 64
@@ -210,8 +210,8 @@ MM_DEVICE void mm_choose_scale(const mm_team *team, uint32_t column) {
     const uint32_t *largest = (const uint32_t *)(team->smem + LARGEST) + column;
     uint32_t bits = 0;
 #pragma unroll
-    for (int32_t warp = 0; warp < TEAM_WARPS; warp++)
-        bits = largest[warp * MM_N] > bits ? largest[warp * MM_N] : bits;
+    for (int32_t slice = 0; slice < 8; slice++)
+        bits = largest[slice * MM_N] > bits ? largest[slice * MM_N] : bits;
     const bool finite = bits < 0x7F800000u;
     const int32_t exponent = finite ? mm_block_exponent(bits) : 0;
     ((float *)(team->smem + INVERSES))[column] =
@@ -226,13 +226,12 @@ MM_DEVICE uint32_t mm_e4m3_pair(float low, float high) {
 }
 
 /* Codes of h into the tile that the finisher stores. */
-MM_DEVICE void mm_encode(const mm_team *team, const float (&s0)[MM_N / 2],
-                         const float (&s1)[MM_N / 2]) {
+MM_DEVICE void mm_encode(const mm_team *team, uint32_t pair_of, const float *s0, const float *s1) {
     const uint32_t thread = mm_thread();
     const uint32_t warp = thread / 32 % TEAM_WARPS, g = thread % 32 / 4, c = thread % 4;
     const float2 *inverses = (const float2 *)(team->smem + INVERSES) + c;
     /* Place of this lane's channel of chunk 0; that of chunk 1 is 32 bytes on. */
-    const uint32_t place = warp / 4 * 64 + warp % 4 * 8 + g;
+    const uint32_t place = (warp / 4 + pair_of) * 64 + warp % 4 * 8 + g;
     /* Row 2 c of eight; the next row is 128 bytes on with its pieces of 16 exchanged in pairs. */
     const uint32_t first = team->shared + OUT + 256 * c + (place / 16 ^ 2 * c) * 16 + place % 16;
 #pragma unroll
@@ -260,33 +259,37 @@ template <int32_t count, int32_t places> MM_DEVICE void mm_turn(float *s) {
         s[i] = turned[i];
 }
 
-MM_DEVICE void mm_finish_fc1(const mm_team *team, const mm_tile *tile, float (&s0)[MM_N / 2],
-                             float (&s1)[MM_N / 2]) {
+MM_DEVICE void mm_finish_fc1(const mm_team *team, const mm_tile *tile,
+                             float (&s)[CHUNKS][MM_N / 2]) {
     const mm_cuda_forward_args *args = team->args;
-    const mm_rows rows[2] = {mm_rows_of(tile, args->has_bias, 0),
-                             mm_rows_of(tile, args->has_bias, 1)};
     const float gate_global = mm_global_of(tile, MEGAMOE_GATE);
     const float up_global = mm_global_of(tile, MEGAMOE_UP);
     const uint32_t thread = mm_thread() % TEAM_THREADS;
     const mm_cuda_record *records = tile->records + 2 * (thread % 4);
-    uint32_t *largest = (uint32_t *)(team->smem + LARGEST) + thread / 32 * MM_N;
     /* Loops, since to fetch code takes longer than to run it: the sums are turned round in their
      * registers, which only constants can index, and stand as before after the last turn. Where
      * there are many, several loops turn a part of them each. */
 #pragma unroll
-    for (int32_t part = 0; part < PARTS; part++) {
-        float *const first = s0 + part * PART_SUMS, *const second = s1 + part * PART_SUMS;
-        const int32_t group = part * PART_SUMS / 4;
+    for (int32_t pair = 0; pair < PAIRS; pair++) {
+        const mm_rows rows[2] = {mm_rows_of(tile, args->has_bias, 2 * pair),
+                                 mm_rows_of(tile, args->has_bias, 2 * pair + 1)};
+        uint32_t *largest = (uint32_t *)(team->smem + LARGEST) + (thread / 32 + 4 * pair) * MM_N;
+#pragma unroll
+        for (int32_t part = 0; part < PARTS; part++) {
+            float *const first = s[2 * pair] + part * PART_SUMS;
+            float *const second = s[2 * pair + 1] + part * PART_SUMS;
+            const int32_t group = part * PART_SUMS / 4;
 #pragma unroll 1
-        for (int32_t j = 0; j < PART_SUMS / 4; j += AT_ONCE) {
-            if (8 * (group + j) < tile->task->valid) {
-                mm_activate(args, records + 8 * (group + j), rows, gate_global, up_global, first,
-                            second);
-                mm_find_largest(largest + 8 * (group + j), first, second);
-            }
-            if (PART_SUMS > 4 * AT_ONCE) {
-                mm_turn<PART_SUMS, 4 * AT_ONCE>(first);
-                mm_turn<PART_SUMS, 4 * AT_ONCE>(second);
+            for (int32_t j = 0; j < PART_SUMS / 4; j += AT_ONCE) {
+                if (8 * (group + j) < tile->task->valid) {
+                    mm_activate(args, records + 8 * (group + j), rows, gate_global, up_global,
+                                first, second);
+                    mm_find_largest(largest + 8 * (group + j), first, second);
+                }
+                if (PART_SUMS > 4 * AT_ONCE) {
+                    mm_turn<PART_SUMS, 4 * AT_ONCE>(first);
+                    mm_turn<PART_SUMS, 4 * AT_ONCE>(second);
+                }
             }
         }
     }
@@ -295,7 +298,9 @@ MM_DEVICE void mm_finish_fc1(const mm_team *team, const mm_tile *tile, float (&s
     if (thread < MM_N)
         mm_choose_scale(team, thread);
     MM_NAMED_BARRIER(barrier, TEAM_THREADS);
-    mm_encode(team, s0, s1);
+#pragma unroll
+    for (int32_t pair = 0; pair < PAIRS; pair++)
+        mm_encode(team, (uint32_t)pair, s[2 * pair], s[2 * pair + 1]);
     mm_fence_proxy_async_shared();
 }
 
@@ -327,32 +332,35 @@ MM_DEVICE uint32_t mm_route_pair(bool weight_after_fc2, const float *sums, float
     return mm_transpose(mm_bf16_pair(value[0], value[1]));
 }
 
-MM_DEVICE void mm_finish_fc2(const mm_team *team, const mm_tile *tile, const float (&s0)[MM_N / 2],
-                             const float (&s1)[MM_N / 2]) {
+MM_DEVICE void mm_finish_fc2(const mm_team *team, const mm_tile *tile,
+                             const float (&s)[CHUNKS][MM_N / 2]) {
     const mm_cuda_forward_args *args = team->args;
     const mm_task *task = tile->task;
     const float global = mm_global_of(tile, MEGAMOE_DOWN);
-    const mm_rows rows[2] = {mm_rows_of(tile, args->has_bias, 0),
-                             mm_rows_of(tile, args->has_bias, 1)};
     const int32_t thread = (int32_t)mm_thread() % TEAM_THREADS;
     const int32_t warp = thread / 32, g = thread % 32 / 4, c = thread % 4;
     const int32_t channel = task->tile * MM_CUDA_TILE_ROWS + warp / 4 * 128 + warp % 4 * 32 + c * 8;
     const int32_t valid = task->valid;
     const bool after = args->weight_after_fc2;
+    mm_rows rows[CHUNKS];
+#pragma unroll
+    for (int32_t m = 0; m < CHUNKS; m++)
+        rows[m] = mm_rows_of(tile, args->has_bias, m);
 #pragma unroll
     for (int32_t j = 0; j < MM_N / 8; j++) {
         if (8 * j >= valid)
             break;
         const float weights[2] = {tile->records[8 * j + 2 * c].weight,
                                   tile->records[8 * j + 2 * c + 1].weight};
-        uint32_t words[4]; /* chunk 0 halves 0 and 1, chunk 1 halves 0 and 1 */
+        uint32_t words[PAIRS][4]; /* chunk 0 halves 0 and 1, chunk 1 halves 0 and 1 */
 #pragma unroll
-        for (int32_t half = 0; half < 2; half++) {
-            words[half] = mm_route_pair(after, s0 + 4 * j + 2 * half, global, rows[0].factor[half],
-                                        rows[0].bias[half], weights);
-            words[2 + half] = mm_route_pair(after, s1 + 4 * j + 2 * half, global,
-                                            rows[1].factor[half], rows[1].bias[half], weights);
-        }
+        for (int32_t pair = 0; pair < PAIRS; pair++)
+#pragma unroll
+            for (int32_t i = 0; i < 4; i++) {
+                const int32_t m = 2 * pair + i / 2, half = i % 2;
+                words[pair][i] = mm_route_pair(after, s[m] + 4 * j + 2 * half, global,
+                                               rows[m].factor[half], rows[m].bias[half], weights);
+            }
         const int32_t column = 8 * j + g;
         const mm_cuda_record *record = &tile->records[column];
         if (column >= valid)
@@ -361,7 +369,10 @@ MM_DEVICE void mm_finish_fc2(const mm_team *team, const mm_tile *tile, const flo
         const uint2 results = mm_shared_load_8(team->block + RESULTS + 8 * (uint32_t)rank);
         uint16_t *to = (uint16_t *)((uint64_t)results.y << 32 | results.x) +
                        record->route * args->results_stride + channel;
-        *(uint4 *)to = make_uint4(words[0], words[1], words[2], words[3]);
+#pragma unroll
+        for (int32_t pair = 0; pair < PAIRS; pair++)
+            *(uint4 *)(to + 128 * pair) =
+                make_uint4(words[pair][0], words[pair][1], words[pair][2], words[pair][3]);
     }
 }
 

@@ -9,15 +9,13 @@
 
 /*
  * Registers for math and for the last warpgroup. A launch has as many as fit for each thread: 168
- * with one team, 96 with two. What fits without spills was found by trying.
+ * with 8 math warps, 96 with 16, and no more are there to be handed out. What fits without spills
+ * was found by trying.
  */
-#if MM_CUDA_TEAMS(MM_FORMAT, MM_N, MM_PROMOTE) == 2
-#define MATH_REGISTERS 104
-#define OTHER_REGISTERS 64
-#else
-#define MATH_REGISTERS 208
-#define OTHER_REGISTERS 88
-#endif
+enum {
+    MATH_REGISTERS = MATH_WARPS == 16 ? 104 : 208,
+    OTHER_REGISTERS = MATH_WARPS == 16 ? 64 : 88
+};
 
 /* Routes of a block that math warps help to dispatch; all where nobody else does. */
 enum { HELPED_ROUTES = TEAMS == 2 ? INT32_MAX : 4 * WARPS };
@@ -120,17 +118,17 @@ MM_DEVICE void mm_math(const mm_team *given, uint8_t *smem) {
         const bool first = kind == TASK_FC1;
         const uint32_t half = task->row / 8 % 2;
         mm_reader reader = mm_reader_of(team, position);
-        float s0[MM_N / 2], s1[MM_N / 2];
-        mm_zero(s0);
-        mm_zero(s1);
+        float s[CHUNKS][MM_N / 2];
+#pragma unroll
+        for (uint32_t m = 0; m < CHUNKS; m++)
+            mm_zero(s[m]);
         if (task->stamps) {
             mm_barrier_wait(reader.shared + FULL + 8 * reader.at.stage, reader.at.parity);
             if (mm_thread() % TEAM_THREADS == 0)
                 mm_stamp(task->stamps, MM_CUDA_STAMP_FIRST);
         }
         /* Sums of two loops would need registers of their own: there is one, for every scale. */
-        mm_multiply(&reader, chunks, first ? mm_input_scales(args) : SCALES_EXPONENTS, half, s0,
-                    s1);
+        mm_multiply(&reader, chunks, first ? mm_input_scales(args) : SCALES_EXPONENTS, half, s);
         position = reader.at;
         mm_find_places(&own, smem);
         if (mm_thread() % TEAM_THREADS == 0)
@@ -140,9 +138,9 @@ MM_DEVICE void mm_math(const mm_team *given, uint8_t *smem) {
         /* The finisher has read what the tile before left. */
         mm_barrier_wait(team->shared + OUT_EMPTY, out_parity ^ 1);
         if (first) {
-            mm_finish_fc1(team, &tile, s0, s1);
+            mm_finish_fc1(team, &tile, s);
         } else {
-            mm_finish_fc2(team, &tile, s0, s1);
+            mm_finish_fc2(team, &tile, s);
         }
         __syncwarp();
         if (threadIdx.x % 32 == 0)
@@ -273,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         mm_send_held(b, &held);
     if (going) {
         if (warp < MATH_WARPS) {
-            MM_REGISTERS_TAKE(MATH_REGISTERS);
+            MM_REGISTERS_TAKE((int)MATH_REGISTERS);
             if (!few)
                 mm_dispatch(b, HELPED_ROUTES);
             if (threadIdx.x == 0)
@@ -287,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mm_combine(common);
             mm_mark(common, MM_CUDA_TIME_COMBINED);
         } else {
-            MM_REGISTERS_GIVE(OTHER_REGISTERS);
+            MM_REGISTERS_GIVE((int)OTHER_REGISTERS);
             const mm_team team =
                 mm_team_of(&args, b->smem, b->shared, (warp - PRODUCER_WARP) % TEAMS);
             if (warp < FINISHER_WARP) {

@@ -2,8 +2,8 @@
 /*
  * The main loop: 4-bit weights from the ring become E4M3 registers, tokens stay in shared memory.
  *
- * A warpgroup multiplies two 64-row chunks, each with operands and sums of its own. While the
- * tensor cores work on one chunk, the other's sums are scaled and its next operands decoded. One
+ * A warpgroup multiplies two or four 64-row chunks, each with sums of its own, and operands in two
+ * sets of registers: while the tensor cores work on one chunk, the next one's are decoded. One
  * loop without peeled steps serves every way of scaling: ptxas gives the operands of each copy
  * registers of their own, and serializes every wgmma where they do not suffice.
  */
@@ -17,7 +17,7 @@ enum {
     OPERANDS = EXACT ? 32 : 16, /* registers of one chunk of 64 rows times 128 k */
     /* The next chunk leaves shared memory before this one is multiplied, where registers suffice.
      */
-    AHEAD = TEAMS == 1 ? MM_N <= (NVFP4 ? 128 : 144) : MM_N <= (NVFP4 ? 24 : 32)
+    AHEAD = MATH_WARPS == 8 ? MM_N <= (NVFP4 ? 128 : 144) : MM_N <= (NVFP4 ? 24 : 32)
 };
 
 /* Where math is in the ring. */
@@ -55,7 +55,7 @@ MM_DEVICE uint32_t mm_kept(uint32_t address) {
 MM_DEVICE mm_reader mm_reader_of(const mm_team *team, mm_position at) {
     const uint32_t thread = mm_thread(), lane = thread % 128;
     const uint32_t chunk =
-        team->shared + RING + TOKEN_BYTES + thread % TEAM_THREADS / 128 * 2 * CHUNK_BYTES;
+        team->shared + RING + TOKEN_BYTES + thread % TEAM_THREADS / 128 * CHUNKS * CHUNK_BYTES;
     const mm_reader reader = {
         team->shared,
         team->block + TABLE,
@@ -228,19 +228,18 @@ MM_DEVICE void mm_pin(uint32_t address) {
 }
 
 /*
- * The sums of a tile over all of K: s0 and s1 for chunks 0 and 1 of this warpgroup, to be zero at
- * the beginning.
+ * The sums of a tile over all of K, of each chunk of this warpgroup, to be zero at the beginning.
  */
 MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint32_t half,
-                           float (&s0)[MM_N / 2], float (&s1)[MM_N / 2]) {
-    uint32_t a0[OPERANDS], a1[OPERANDS];
+                           float (&s)[CHUNKS][MM_N / 2]) {
+    uint32_t a[2][OPERANDS];
 #if MM_PROMOTE
-    float p0[MM_N / 2], p1[MM_N / 2];
-    mm_zero(p0);
-    mm_zero(p1);
+    float p[CHUNKS][MM_N / 2];
+#pragma unroll
+    for (uint32_t m = 0; m < CHUNKS; m++)
+        mm_zero(p[m]);
 #else
-#define p0 s0
-#define p1 s1
+#define p s
 #endif
     /* Reductions tell the compiler that all lanes have the same. */
     const uint32_t ring = __reduce_max_sync(~0u, reader->shared) + RING;
@@ -251,70 +250,75 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
     mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage, reader->at.parity);
     if (AHEAD)
         mm_fetch(reader, reader->at.stage, 0, &packed);
-        /* Two steps in the body: going back costs 50 clocks. */
-#pragma unroll 2
+        /* More than one step in the body: going back costs 50 clocks. */
+#pragma unroll 4 / CHUNKS
     for (int32_t c = 0; c < chunks; c++) {
         const uint32_t tokens = mm_wgmma_descriptor(ring + reader->at.stage * STAGE_BYTES);
-        const uint32_t last = reader->last;
-        if (!AHEAD)
-            mm_fetch(reader, reader->at.stage, 0, &packed);
-        mm_decode_chunk(&packed, a0);
-        if (AHEAD)
-            mm_fetch(reader, reader->at.stage, 1, &packed);
-        if (MM_PROMOTE || (kind != SCALES_NONE && c > 0)) {
-            mm_pin(reader->shared); /* the decoding stays before the wait */
-#if MM_PROMOTE
-            mm_wgmma_wait();
-            mm_promote(reader, kind, half, p0, s0);
-            mm_promote(reader, kind, half, p1, s1);
-#else
-            uint32_t bytes[SCALE_WORDS];
-            mm_ratios(reader, half, bytes);
-            mm_wgmma_wait();
+        const uint32_t last = reader->last, stage = reader->at.stage;
 #pragma unroll
-            for (uint32_t n = 0; n < SCALE_WORDS; n++) {
-                mm_scale_columns(s0, n, bytes[n]);
-                mm_scale_columns(s1, n, bytes[n]);
+        for (uint32_t m = 0; m < CHUNKS; m++) {
+            if (!AHEAD)
+                mm_fetch(reader, stage, m, &packed);
+            mm_decode_chunk(&packed, a[m % 2]);
+            if (m + 1 < CHUNKS) {
+                if (AHEAD)
+                    mm_fetch(reader, stage, m + 1, &packed);
+            } else {
+                reader->last = stage;
+                if (++reader->at.stage == reader->stages) {
+                    reader->at.stage = 0;
+                    reader->at.parity ^= 1;
+                }
+                if (c + 1 < chunks) {
+                    mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage,
+                                    reader->at.parity);
+                    if (AHEAD)
+                        mm_fetch(reader, reader->at.stage, 0, &packed);
+                }
             }
+            if (m == 0 && (MM_PROMOTE || (kind != SCALES_NONE && c > 0))) {
+                mm_pin(reader->shared); /* the decoding stays before the wait */
+#if MM_PROMOTE
+                mm_wgmma_wait();
+#pragma unroll
+                for (uint32_t i = 0; i < CHUNKS; i++)
+                    mm_promote(reader, kind, half, p[i], s[i]);
+#else
+                uint32_t bytes[SCALE_WORDS];
+                mm_ratios(reader, half, bytes);
+                mm_wgmma_wait();
+#pragma unroll
+                for (uint32_t n = 0; n < SCALE_WORDS; n++)
+#pragma unroll
+                    for (uint32_t i = 0; i < CHUNKS; i++)
+                        mm_scale_columns(s[i], n, bytes[n]);
 #endif
+            }
+            mm_wgmma_fence();
+            mm_multiply_chunk(tokens, a[m % 2], p[m]);
+            mm_wgmma_commit();
+            mm_wgmma_wait_but_one();
+            if (m == 1) {
+                /* Nobody reads the stage before any more. */
+                __syncwarp();
+                if (c > 0 && threadIdx.x % 32 == 0)
+                    mm_barrier_arrive(reader->shared + EMPTY + 8 * last);
+            }
         }
-        mm_wgmma_fence();
-        mm_multiply_chunk(tokens, a0, p0);
-        mm_wgmma_commit();
-        mm_wgmma_wait_but_one();
-        if (!AHEAD)
-            mm_fetch(reader, reader->at.stage, 1, &packed);
-        mm_decode_chunk(&packed, a1);
-        reader->last = reader->at.stage;
-        if (++reader->at.stage == reader->stages) {
-            reader->at.stage = 0;
-            reader->at.parity ^= 1;
-        }
-        if (c + 1 < chunks) {
-            mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage, reader->at.parity);
-            if (AHEAD)
-                mm_fetch(reader, reader->at.stage, 0, &packed);
-        }
-        mm_wgmma_fence();
-        mm_multiply_chunk(tokens, a1, p1);
-        mm_wgmma_commit();
-        mm_wgmma_wait_but_one();
-        /* Nobody reads the stage before any more. */
-        __syncwarp();
-        if (c > 0 && threadIdx.x % 32 == 0)
-            mm_barrier_arrive(reader->shared + EMPTY + 8 * last);
     }
     mm_wgmma_wait();
 #if MM_PROMOTE
-    mm_promote(reader, kind, half, p0, s0);
-    mm_promote(reader, kind, half, p1, s1);
+#pragma unroll
+    for (uint32_t i = 0; i < CHUNKS; i++)
+        mm_promote(reader, kind, half, p[i], s[i]);
 #else
     if (kind != SCALES_NONE) {
 #pragma unroll
         for (uint32_t n = 0; n < SCALE_WORDS; n++) {
             const uint32_t power = mm_exponent_word(reader, reader->last, n, half) + 0x4F4F4F4Fu;
-            mm_scale_columns(s0, n, power);
-            mm_scale_columns(s1, n, power);
+#pragma unroll
+            for (uint32_t i = 0; i < CHUNKS; i++)
+                mm_scale_columns(s[i], n, power);
         }
     }
 #endif

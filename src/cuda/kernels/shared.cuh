@@ -2,7 +2,7 @@
 /*
  * What one thread block of the forward kernel keeps in shared memory, and what its roles share.
  *
- *   math       two warpgroups a team, with two of a tile's four 64-row chunks each
+ *   math       a warpgroup a team for all of a tile's four 64-row chunks, or two for two each
  *   producer   a warp a team: claims tiles, waits for what they depend on, feeds the ring
  *   finisher   a warp a team: stores what math has left in shared memory, tells who waits for it
  *   dispatch   the third warpgroup's other two warps where there is one team; then they sum tokens
@@ -19,7 +19,9 @@
 
 enum {
     TEAMS = MM_CUDA_TEAMS(MM_FORMAT, MM_N, MM_PROMOTE),
-    TEAM_WARPS = 8,
+    CHUNKS = MM_CUDA_CHUNKS(MM_FORMAT, MM_N, MM_PROMOTE), /* of a warpgroup */
+    PAIRS = CHUNKS / 2, /* of chunks: 128 rows, of which FC1 makes 64 channels */
+    TEAM_WARPS = 16 / CHUNKS,
     TEAM_THREADS = 32 * TEAM_WARPS,
     MATH_WARPS = TEAMS * TEAM_WARPS,
     PRODUCER_WARP = MATH_WARPS,         /* of the first team; the next is the second's */
@@ -63,10 +65,11 @@ enum {
     ROW_DATA = RECORDS + MM_CUDA_TASK_SLOTS * MM_N * RECORD_BYTES,
     ROW_BIASES = MM_CUDA_TILE_ROWS,
     ROW_GLOBALS = ROW_BIASES + MM_CUDA_TILE_ROWS * 4,
-    LARGEST = ROW_DATA + MM_CUDA_TASK_SLOTS * MM_CUDA_ROW_DATA_BYTES, /* uint32 [warps][MM_N] */
-    INVERSES = LARGEST + TEAM_WARPS * MM_N * 4, /* float [MM_N]: what h is multiplied by */
-    EXPONENTS = INVERSES + MM_N * 4,            /* uint8 [MM_N]: of FC2's input */
-    TASKS = EXPONENTS + MM_N,                   /* mm_task [MM_CUDA_TASK_SLOTS] */
+    /* uint32 [8 slices of the channels][MM_N] */
+    LARGEST = ROW_DATA + MM_CUDA_TASK_SLOTS * MM_CUDA_ROW_DATA_BYTES,
+    INVERSES = LARGEST + 8 * MM_N * 4, /* float [MM_N]: what h is multiplied by */
+    EXPONENTS = INVERSES + MM_N * 4,   /* uint8 [MM_N]: of FC2's input */
+    TASKS = EXPONENTS + MM_N,          /* mm_task [MM_CUDA_TASK_SLOTS] */
     BARRIERS = TASKS + MM_CUDA_TASK_SLOTS * 64,
     FULL = BARRIERS,
     EMPTY = FULL + 8 * STAGES_MAX,

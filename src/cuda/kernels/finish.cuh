@@ -48,7 +48,7 @@ MM_DEVICE float mm_times_global(float x, float global) {
 /* Groups of eight columns that the activation takes at once. */
 enum {
     AT_ONCE = MATH_WARPS == 8 && MM_N % 16 == 0 ? 2 : 1,
-    VALUES = 4 * AT_ONCE, /* of a lane */
+    VALUES = 4 * AT_ONCE,                   /* of a lane */
     PARTS = MM_N % 48 == 0   ? MM_N / 48
             : MM_N % 64 == 0 ? MM_N / 64
                              : 1,
@@ -99,7 +99,9 @@ MM_DEVICE float mm_gated_fast(float g, float u, const mm_cuda_forward_args *args
     *ordinary &= (fabsf(x) < 40.0f) & ((fabsf(g) >= 0x1p-60f) | (g == 0.0f));
     int32_t exponent;
     const float y = mm_exp_split(x, &exponent);
-    return mm_divide(g, 1.0f + y * mm_exp2i(exponent)) * (u + args->offset);
+    /* y 2^exponent, whose exponent is far from the ends. */
+    const float power = __uint_as_float(__float_as_uint(y) + ((uint32_t)exponent << 23));
+    return mm_divide(g, 1.0f + power) * (u + args->offset);
 }
 
 /* FC1's sums of a gate and its up, in the units of the activation. */
@@ -179,29 +181,29 @@ MM_DEVICE uint32_t mm_larger_across(uint32_t x, uint32_t y, uint32_t lane, uint3
 }
 
 /*
- * The largest magnitudes that this warp's channels have in columns 8 j + 2 c and the next of
- * AT_ONCE groups of eight, into `largest` + 8 j. The columns are dealt out to the lanes on the
- * way: all of a quad's lanes have the same ones, so each exchange halves what is left.
+ * The largest magnitudes that this warp's channels have in each column, into `largest` [MM_N]. The
+ * columns are dealt out to the lanes on the way: all of a quad's lanes have the same ones, so each
+ * exchange halves what is left. Where that is odd, both keep the last one.
  */
 MM_DEVICE void mm_find_largest(uint32_t *largest, const float *s0, const float *s1) {
-    uint32_t columns[2 * AT_ONCE];
-#pragma unroll
-    for (int32_t i = 0; i < 2 * AT_ONCE; i++)
-        columns[i] = mm_larger(s0[i / 2 * 4 + i % 2], s1[i / 2 * 4 + i % 2]);
+    enum { GROUPS = MM_N / 8, HALF = (GROUPS + 1) / 2, QUARTER = (HALF + 1) / 2 };
     const uint32_t lane = mm_thread() % 32;
-    uint32_t best, column = 2 * (lane % 4);
-    if (AT_ONCE == 2) {
-        const uint32_t first = mm_larger_across(columns[0], columns[AT_ONCE], lane, 16);
-        const uint32_t second = mm_larger_across(columns[1], columns[2 * AT_ONCE - 1], lane, 16);
-        best = mm_larger_across(first, second, lane, 8);
-        column += lane / 16 * 8 + lane / 8 % 2;
-    } else {
-        best = mm_larger_across(columns[0], columns[1], lane, 16);
-        best = mm_larger_across(best, best, lane, 8);
-        column += lane / 16;
+    uint32_t best[GROUPS];
+#pragma unroll
+    for (int32_t j = 0; j < GROUPS; j++)
+        best[j] = mm_larger_across(mm_larger(s0[4 * j], s1[4 * j]),
+                                   mm_larger(s0[4 * j + 1], s1[4 * j + 1]), lane, 16);
+#pragma unroll
+    for (int32_t j = 0; j < HALF; j++)
+        best[j] = mm_larger_across(best[j], best[j + HALF < GROUPS ? j + HALF : j], lane, 8);
+    const uint32_t half = lane / 4 % 2 * QUARTER, whole = lane / 8 % 2 * HALF;
+    largest += 2 * (lane % 4) + lane / 16;
+#pragma unroll
+    for (int32_t j = 0; j < QUARTER; j++) {
+        best[j] = mm_larger_across(best[j], best[j + QUARTER < HALF ? j + QUARTER : j], lane, 4);
+        if ((HALF % 2 == 0 || j + half < HALF) && (GROUPS % 2 == 0 || j + half + whole < GROUPS))
+            largest[8 * (j + half + whole)] = best[j];
     }
-    best = mm_larger_across(best, best, lane, 4);
-    largest[column] = best;
 }
 
 /* The scale of one token's 128 channels, by one thread: what codes are multiplied by, NaN where the
@@ -219,44 +221,82 @@ MM_DEVICE void mm_choose_scale(const mm_team *team, uint32_t column) {
     team->smem[EXPONENTS + column] = (uint8_t)(exponent + MM_CUDA_EXPONENT_BIAS);
 }
 
-MM_DEVICE uint32_t mm_e4m3_pair(float low, float high) {
-    uint16_t pair;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-    return pair;
+/* Two codes each of two tokens. */
+MM_DEVICE uint32_t mm_e4m3_pairs(float low0, float high0, float low1, float high1) {
+    uint32_t pairs;
+    asm("{\n.reg .b16 first, second;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 first, %2, %1;\n"
+        "cvt.rn.satfinite.e4m3x2.f32 second, %4, %3;\n"
+        "mov.b32 %0, {first, second};\n}"
+        : "=r"(pairs)
+        : "f"(low0), "f"(high0), "f"(low1), "f"(high1));
+    return pairs;
 }
 
-/* Codes of h into the tile that the finisher stores. */
-MM_DEVICE void mm_encode(const mm_team *team, uint32_t pair_of, const float *s0, const float *s1) {
+/* Two rows of the transpose of an 8 x 8 tile of 16-bit elements. */
+MM_DEVICE uint32_t mm_transpose(uint32_t pair) {
+    uint32_t result;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+    return result;
+}
+
+/*
+ * Codes of h into the tile that the finisher stores. An element that is transposed holds the codes
+ * of one token's channels in chunks 0 and 1, which are 32 bytes apart; a lane then has those of two
+ * neighbouring channels.
+ */
+MM_DEVICE void mm_encode(const mm_team *team, uint32_t pair, const float *s0, const float *s1) {
     const uint32_t thread = mm_thread();
-    const uint32_t warp = thread / 32 % TEAM_WARPS, g = thread % 32 / 4, c = thread % 4;
+    const uint32_t warp = thread / 32 % TEAM_WARPS, row = thread % 32 / 4, c = thread % 4;
     const float2 *inverses = (const float2 *)(team->smem + INVERSES) + c;
-    /* Place of this lane's channel of chunk 0; that of chunk 1 is 32 bytes on. */
-    const uint32_t place = (warp / 4 + pair_of) * 64 + warp % 4 * 8 + g;
-    /* Row 2 c of eight; the next row is 128 bytes on with its pieces of 16 exchanged in pairs. */
-    const uint32_t first = team->shared + OUT + 256 * c + (place / 16 ^ 2 * c) * 16 + place % 16;
+    const uint32_t place = (warp / 4 + pair) * 64 + warp % 4 * 8 + 2 * c;
+    /* Of a row of 128 bytes, the pieces of 16 are exchanged by the row's number among eight. */
+    const uint32_t first = team->shared + OUT + 128 * row + (place / 16 ^ row) * 16 + place % 16;
+    const uint32_t second = first ^ 32;
+    uint32_t codes[MM_N / 8];
 #pragma unroll
     for (int32_t j = 0; j < MM_N / 8; j++) {
-        const float2 pair = inverses[4 * j];
+        const float2 inverse = inverses[4 * j];
+        codes[j] = mm_e4m3_pairs(s0[4 * j] * inverse.x, s1[4 * j] * inverse.x,
+                                 s0[4 * j + 1] * inverse.y, s1[4 * j + 1] * inverse.y);
+    }
 #pragma unroll
-        for (int32_t k = 0; k < 2; k++) {
-            const float inverse = k ? pair.y : pair.x;
-            const uint32_t codes = mm_e4m3_pair(s0[4 * j + k] * inverse, s1[4 * j + k] * inverse);
-            const uint32_t to = (k ? first + 128 ^ 16 : first) + 1024 * j;
-            mm_shared_store_1(to, codes);
-            mm_shared_store_1(to ^ 32, codes >> 8);
-        }
+    for (int32_t j = 0; j < MM_N / 8; j++)
+        codes[j] = mm_transpose(codes[j]);
+#pragma unroll
+    for (int32_t j = 0; j < MM_N / 8; j++) {
+        mm_shared_store_2(first + 1024 * j, __byte_perm(codes[j], 0, 0x4420));
+        mm_shared_store_2(second + 1024 * j, __byte_perm(codes[j], 0, 0x4431));
     }
 }
 
-/* Moves `count` sums `places` down, the first ones to the end. */
+/* Moves `count` sums `places` down, of the first ones the gates, which are h now, to the end: ups
+ * have served. */
 template <int32_t count, int32_t places> MM_DEVICE void mm_turn(float *s) {
-    float turned[count];
+    float h[places];
 #pragma unroll
-    for (int32_t i = 0; i < count; i++)
-        turned[i] = s[(i + places) % count];
+    for (int32_t i = 0; i < places; i++)
+        h[i] = s[i];
 #pragma unroll
-    for (int32_t i = 0; i < count; i++)
-        s[i] = turned[i];
+    for (int32_t i = 0; i < count - places; i++)
+        s[i] = s[i + places];
+#pragma unroll
+    for (int32_t i = 0; i < places; i++)
+        if (i % 4 < 2)
+            s[count - places + i] = h[i];
+}
+
+/* The second pair of chunks to the first one's place, whose h go to the second's. */
+MM_DEVICE void mm_exchange(float (&s)[CHUNKS][MM_N / 2]) {
+#pragma unroll
+    for (int32_t m = 0; m < 2; m++)
+#pragma unroll
+        for (int32_t i = 0; i < MM_N / 2; i++) {
+            const float h = s[m][i];
+            s[m][i] = s[CHUNKS - 2 + m][i];
+            if (i % 4 < 2)
+                s[CHUNKS - 2 + m][i] = h;
+        }
 }
 
 MM_DEVICE void mm_finish_fc1(const mm_team *team, const mm_tile *tile,
@@ -269,49 +309,42 @@ MM_DEVICE void mm_finish_fc1(const mm_team *team, const mm_tile *tile,
     /* Loops, since to fetch code takes longer than to run it: the sums are turned round in their
      * registers, which only constants can index, and stand as before after the last turn. Where
      * there are many, several loops turn a part of them each. */
-#pragma unroll
+#pragma unroll 1
     for (int32_t pair = 0; pair < PAIRS; pair++) {
         const mm_rows rows[2] = {mm_rows_of(tile, args->has_bias, 2 * pair),
                                  mm_rows_of(tile, args->has_bias, 2 * pair + 1)};
-        uint32_t *largest = (uint32_t *)(team->smem + LARGEST) + (thread / 32 + 4 * pair) * MM_N;
 #pragma unroll
         for (int32_t part = 0; part < PARTS; part++) {
-            float *const first = s[2 * pair] + part * PART_SUMS;
-            float *const second = s[2 * pair + 1] + part * PART_SUMS;
+            float *const first = s[0] + part * PART_SUMS, *const second = s[1] + part * PART_SUMS;
             const int32_t group = part * PART_SUMS / 4;
 #pragma unroll 1
             for (int32_t j = 0; j < PART_SUMS / 4; j += AT_ONCE) {
-                if (8 * (group + j) < tile->task->valid) {
+                if (8 * (group + j) < tile->task->valid)
                     mm_activate(args, records + 8 * (group + j), rows, gate_global, up_global,
                                 first, second);
-                    mm_find_largest(largest + 8 * (group + j), first, second);
-                }
                 if (PART_SUMS > 4 * AT_ONCE) {
                     mm_turn<PART_SUMS, 4 * AT_ONCE>(first);
                     mm_turn<PART_SUMS, 4 * AT_ONCE>(second);
                 }
             }
         }
+        mm_find_largest((uint32_t *)(team->smem + LARGEST) + (thread / 32 + 4 * pair) * MM_N, s[0],
+                        s[1]);
+        if (pair + 1 < PAIRS)
+            mm_exchange(s);
     }
     const uint32_t barrier = 1 + mm_thread() / TEAM_THREADS;
     MM_NAMED_BARRIER(barrier, TEAM_THREADS);
     if (thread < MM_N)
         mm_choose_scale(team, thread);
     MM_NAMED_BARRIER(barrier, TEAM_THREADS);
-#pragma unroll
-    for (int32_t pair = 0; pair < PAIRS; pair++)
-        mm_encode(team, (uint32_t)pair, s[2 * pair], s[2 * pair + 1]);
+    mm_encode(team, PAIRS - 1, s[0], s[1]);
+    if (PAIRS == 2)
+        mm_encode(team, 0, s[CHUNKS - 2], s[CHUNKS - 1]);
     mm_fence_proxy_async_shared();
 }
 
 /* ---- FC2 ---- */
-
-/* Two rows of the transpose of an 8 x 8 tile of BF16. */
-MM_DEVICE uint32_t mm_transpose(uint32_t pair) {
-    uint32_t result;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
-    return result;
-}
 
 MM_DEVICE uint32_t mm_bf16_pair(float low, float high) {
     uint32_t pair;
@@ -319,18 +352,28 @@ MM_DEVICE uint32_t mm_bf16_pair(float low, float high) {
     return pair;
 }
 
-/* Columns 8 j + 2 c and the next of one of a lane's rows, transposed: two channels of one token. */
-MM_DEVICE uint32_t mm_route_pair(bool weight_after_fc2, const float *sums, float global,
-                                 float factor, float bias, const float (&weights)[2]) {
+/* Columns 8 j + 2 c and the next of one of a lane's rows, transposed: two channels of one token.
+ * `before` and `after` are what biases and results are multiplied by: of a weight and 1. */
+MM_DEVICE uint32_t mm_route_pair(const float *sums, float global, float factor, float bias,
+                                 const float (&before)[2], const float (&after)[2]) {
     float value[2];
 #pragma unroll
-    for (int32_t k = 0; k < 2; k++) {
-        const float x = mm_times_global(sums[k], global);
-        value[k] = weight_after_fc2 ? __fmaf_rn(x, factor, bias) * weights[k]
-                                    : __fmaf_rn(x, factor, weights[k] * bias);
-    }
+    for (int32_t k = 0; k < 2; k++)
+        value[k] = __fmaf_rn(mm_times_global(sums[k], global), factor, before[k] * bias) * after[k];
     return mm_transpose(mm_bf16_pair(value[0], value[1]));
 }
+
+/* Where a lane's eight channels of the token of a record go, which is any if there is no token. */
+MM_DEVICE uint16_t *mm_route_place(const mm_team *team, const mm_cuda_record *record,
+                                   int32_t channel, bool is_token) {
+    const uint32_t rank = is_token ? (uint32_t)(record->rank & ~MM_CUDA_TINY) : 0;
+    const uint2 results = mm_shared_load_8(team->block + RESULTS + 8 * rank);
+    return (uint16_t *)((uint64_t)results.y << 32 | results.x) +
+           record->route * team->args->results_stride + channel;
+}
+
+/* Groups of eight columns that leave at once, so that one's latencies hide behind the other. */
+enum { LEAVING = 2 };
 
 MM_DEVICE void mm_finish_fc2(const mm_team *team, const mm_tile *tile,
                              const float (&s)[CHUNKS][MM_N / 2]) {
@@ -341,38 +384,46 @@ MM_DEVICE void mm_finish_fc2(const mm_team *team, const mm_tile *tile,
     const int32_t warp = thread / 32, g = thread % 32 / 4, c = thread % 4;
     const int32_t channel = task->tile * MM_CUDA_TILE_ROWS + warp / 4 * 128 + warp % 4 * 32 + c * 8;
     const int32_t valid = task->valid;
-    const bool after = args->weight_after_fc2;
     mm_rows rows[CHUNKS];
 #pragma unroll
     for (int32_t m = 0; m < CHUNKS; m++)
         rows[m] = mm_rows_of(tile, args->has_bias, m);
 #pragma unroll
-    for (int32_t j = 0; j < MM_N / 8; j++) {
-        if (8 * j >= valid)
+    for (int32_t start = 0; start < MM_N / 8; start += LEAVING) {
+        if (8 * start >= valid)
             break;
-        const float weights[2] = {tile->records[8 * j + 2 * c].weight,
-                                  tile->records[8 * j + 2 * c + 1].weight};
-        uint32_t words[PAIRS][4]; /* chunk 0 halves 0 and 1, chunk 1 halves 0 and 1 */
+        enum { WORDS_OF_PAIR = 4 }; /* chunk 0 halves 0 and 1, chunk 1 halves 0 and 1 */
+        uint32_t words[LEAVING][PAIRS][WORDS_OF_PAIR];
+        uint16_t *to[LEAVING];
 #pragma unroll
-        for (int32_t pair = 0; pair < PAIRS; pair++)
+        for (int32_t j = start; j < start + LEAVING && j < MM_N / 8; j++) {
+            to[j - start] =
+                mm_route_place(team, &tile->records[8 * j + g], channel, 8 * j + g < valid);
+            float before[2], after[2];
 #pragma unroll
-            for (int32_t i = 0; i < 4; i++) {
-                const int32_t m = 2 * pair + i / 2, half = i % 2;
-                words[pair][i] = mm_route_pair(after, s[m] + 4 * j + 2 * half, global,
-                                               rows[m].factor[half], rows[m].bias[half], weights);
+            for (int32_t k = 0; k < 2; k++) {
+                const float weight = tile->records[8 * j + 2 * c + k].weight;
+                before[k] = args->weight_after_fc2 ? 1.0f : weight;
+                after[k] = args->weight_after_fc2 ? weight : 1.0f;
             }
-        const int32_t column = 8 * j + g;
-        const mm_cuda_record *record = &tile->records[column];
-        if (column >= valid)
-            continue;
-        const int32_t rank = record->rank & ~MM_CUDA_TINY;
-        const uint2 results = mm_shared_load_8(team->block + RESULTS + 8 * (uint32_t)rank);
-        uint16_t *to = (uint16_t *)((uint64_t)results.y << 32 | results.x) +
-                       record->route * args->results_stride + channel;
 #pragma unroll
-        for (int32_t pair = 0; pair < PAIRS; pair++)
-            *(uint4 *)(to + 128 * pair) =
-                make_uint4(words[pair][0], words[pair][1], words[pair][2], words[pair][3]);
+            for (int32_t i = 0; i < PAIRS * WORDS_OF_PAIR; i++) {
+                const int32_t m = i / 2, half = i % 2;
+                words[j - start][i / WORDS_OF_PAIR][i % WORDS_OF_PAIR] =
+                    mm_route_pair(s[m] + 4 * j + 2 * half, global, rows[m].factor[half],
+                                  rows[m].bias[half], before, after);
+            }
+        }
+#pragma unroll
+        for (int32_t j = start; j < start + LEAVING && j < MM_N / 8; j++) {
+            if (8 * j + g >= valid)
+                continue;
+#pragma unroll
+            for (int32_t pair = 0; pair < PAIRS; pair++) {
+                const uint32_t(&w)[WORDS_OF_PAIR] = words[j - start][pair];
+                *(uint4 *)(to[j - start] + 128 * pair) = make_uint4(w[0], w[1], w[2], w[3]);
+            }
+        }
     }
 }
 

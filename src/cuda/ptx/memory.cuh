@@ -126,8 +126,8 @@ MM_DEVICE uint32_t mm_shared_load_1(uint32_t address) {
     return v;
 }
 
-MM_DEVICE void mm_shared_store_1(uint32_t address, uint32_t value) {
-    asm volatile("{\n.reg .u16 h;\ncvt.u16.u32 h, %1;\nst.shared.u8 [%0], h;\n}" ::"r"(address),
+MM_DEVICE void mm_shared_store_2(uint32_t address, uint32_t value) {
+    asm volatile("{\n.reg .u16 h;\ncvt.u16.u32 h, %1;\nst.shared.u16 [%0], h;\n}" ::"r"(address),
                  "r"(value)
                  : "memory");
 }

@@ -237,7 +237,8 @@ typedef struct mm_cuda_stage_args {
  * Teams of a thread block: each works on a tile of its own, with a ring of its own, so that one
  * multiplies while the other finishes. Two where the registers suffice. `format` is mm_cuda_format.
  */
-#define MM_CUDA_TEAMS(format, n, promote) ((format) != 1 && !(promote) && (n) <= 64 ? 2 : 1)
+#define MM_CUDA_TEAMS(format, n, promote)                                                          \
+    ((format) != 1 && !(promote) && (n) <= ((format) == 0 ? 80 : 64) ? 2 : 1)
 
 /* 64-row chunks of a tile's four that a warpgroup multiplies: a team has two warpgroups or one. */
 #define MM_CUDA_CHUNKS(format, n, promote)                                                         \

@@ -48,6 +48,7 @@ MM_DEVICE float mm_times_global(float x, float global) {
 /* Groups of eight columns that the activation takes at once. */
 enum {
     AT_ONCE = MATH_WARPS == 8 && MM_N % 16 == 0 ? 2 : 1,
+    PAIRS_UNROLLED = MM_N > 64 ? PAIRS : 1, /* more code, and fewer registers */
     VALUES = 4 * AT_ONCE,                   /* of a lane */
     PARTS = MM_N % 48 == 0   ? MM_N / 48
             : MM_N % 64 == 0 ? MM_N / 64
@@ -309,7 +310,7 @@ MM_DEVICE void mm_finish_fc1(const mm_team *team, const mm_tile *tile,
     /* Loops, since to fetch code takes longer than to run it: the sums are turned round in their
      * registers, which only constants can index, and stand as before after the last turn. Where
      * there are many, several loops turn a part of them each. */
-#pragma unroll 1
+#pragma unroll PAIRS_UNROLLED
     for (int32_t pair = 0; pair < PAIRS; pair++) {
         const mm_rows rows[2] = {mm_rows_of(tile, args->has_bias, 2 * pair),
                                  mm_rows_of(tile, args->has_bias, 2 * pair + 1)};

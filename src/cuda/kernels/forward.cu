@@ -13,8 +13,12 @@
  * was found by trying.
  */
 enum {
-    MATH_REGISTERS = MATH_WARPS == 16 ? 104 : 208,
-    OTHER_REGISTERS = MATH_WARPS == 16 ? 64 : 88
+    MATH_REGISTERS = MATH_WARPS == 16 ? 104
+                     : TEAMS == 2     ? 224
+                                      : 208,
+    OTHER_REGISTERS = MATH_WARPS == 16 ? 64
+                      : TEAMS == 2     ? 56
+                                       : 88
 };
 
 /* Routes of a block that math warps help to dispatch; all where nobody else does. */

@@ -7,10 +7,12 @@
     bench/tile_costs.py flash.json pro.json > src/cuda/tile_costs.h
 
 A forward of T tokens with tiles of n takes o(T) + E max(c, r) + E (tiles(n) - 1) c: E experts, c the
-cost of a tile, r of reading an expert, o what does not depend on the tile. For each kind of kernel c
-is a + b n. All of these are fitted by least squares of relative errors, over the candidates whose FC2
-comes after all of FC1. Kinds without measurements keep their numbers. On standard error: what the
-numbers of before and these would lose against the fastest tile of each batch.
+cost of a tile, r of reading an expert, o what does not depend on the tile. All of these are fitted by
+least squares of relative errors, over the candidates whose FC2 comes after all of FC1. These, and the
+numbers of before, are then moved in small steps as long as the tiles that they choose become faster,
+and the better ones stay: times go up in waves of tiles, of which o and c know nothing. Kernels without
+measurements keep their numbers. On standard error: what the numbers of before and these would lose
+against the fastest tile of each batch.
 """
 import argparse
 import json
@@ -27,11 +29,6 @@ GAIN = 0.99                  # what a wider tile has to gain: src/plan/plan.c
 FORMATS = {"mxfp4": "MM_CUDA_MXFP4", "exact": "MM_CUDA_NVFP4_EXACT", "folded": "MM_CUDA_NVFP4_FOLDED"}
 
 
-def teams_of(kind, tile):
-    """MM_CUDA_TEAMS in src/cuda/kernels/abi.h."""
-    return 2 if kind[0] != "MM_CUDA_NVFP4_EXACT" and not kind[1] and tile <= 40 else 1
-
-
 def expected_tiles(n, routes):
     """As in src/plan/plan.c."""
     deviation = math.sqrt(routes)
@@ -46,8 +43,8 @@ def expected_tiles(n, routes):
 
 def read_header(text):
     reading = float(re.search(r"MM_TILE_READING_COST ([\d.]+)", text).group(1))
-    rows = re.findall(r"X\((\w+), ([01]), ([12]), ([\d.]+), ([\d.]+)\)", text)
-    return reading, {(f, int(p), int(t)): (float(a), float(b)) for f, p, t, a, b in rows}
+    rows = re.findall(r"X\((\w+), ([01]), (\d+), ([\d.]+)\)", text)
+    return reading, {(f, int(p), int(n)): float(cost) for f, p, n, cost in rows}
 
 
 class Point:
@@ -65,7 +62,7 @@ class Point:
         self.what = f"{run['geometry'] or run['layer']} {name} {key['accumulate']}"
 
     def row(self, tile):
-        return (*self.kind, teams_of(self.kind, tile))
+        return (*self.kind, tile)
 
 
 def measured(files):
@@ -79,8 +76,7 @@ def measured(files):
 
 
 def cost_of(reading, rows, point, tile):
-    a, b = rows[point.row(tile)]
-    c = a + b * tile
+    c = rows[point.row(tile)]
     return max(c, reading) + (expected_tiles(tile, point.routes) - 1) * c
 
 
@@ -125,18 +121,17 @@ def least_squares(lines, start):
 
 def fit(points, reading, rows):
     """Linear once it is known which tiles take longer than reading; found by repetition."""
-    kinds = sorted({p.row(tile) for p in points for tile in p.us})
-    column = {kind: 1 + 2 * i for i, kind in enumerate(kinds)}
-    first = 1 + 2 * len(kinds)
-    x = [reading] + [value for kind in kinds for value in rows[kind]] + [0.0] * len(points)
+    kernels = sorted({p.row(tile) for p in points for tile in p.us})
+    column = {kernel: 1 + i for i, kernel in enumerate(kernels)}
+    first = 1 + len(kernels)
+    x = [reading] + [rows[kernel] for kernel in kernels] + [0.0] * len(points)
     for _ in range(100):
         lines = []
         for i, p in enumerate(points):
             for tile, us in p.us.items():
                 at, tiles = column[p.row(tile)], expected_tiles(tile, p.routes)
-                waits = x[at] + x[at + 1] * tile < x[0]
-                line = {at: p.factor * (tiles - waits), at + 1: p.factor * (tiles - waits) * tile,
-                        first + i: 1, **({0: p.factor} if waits else {})}
+                waits = x[at] < x[0]
+                line = {at: p.factor * (tiles - waits), first + i: 1, **({0: p.factor} if waits else {})}
                 lines.append({k: value / us for k, value in line.items()})
         # Half a step, so that the set of tiles that wait for memory settles.
         found = [(a + b) / 2 for a, b in zip(x, least_squares(lines, x))]
@@ -144,7 +139,37 @@ def fit(points, reading, rows):
         x = found
         if change < 1e-6:
             break
-    return x[0], {**rows, **{kind: tuple(x[column[kind]:column[kind] + 2]) for kind in kinds}}
+    return x[0], {**rows, **{kernel: x[column[kernel]] for kernel in kernels}}
+
+
+def losses(points, reading, rows):
+    """Of the chosen tiles against the fastest."""
+    return [p.us[choose(reading, rows, p)] / min(p.us.values()) - 1 for p in points]
+
+
+def refine(points, reading, rows):
+    """Each number up or down by a fixed share, while that lowers the mean loss. A wider tile costs no
+    less."""
+    best = {None: reading, **rows}
+    kernels = sorted({p.row(tile) for p in points for tile in p.us})
+
+    def loss(numbers):
+        return sum(losses(points, numbers[None], {k: c for k, c in numbers.items() if k}))
+
+    def rises(numbers):
+        return all(a[:2] != b[:2] or numbers[a] <= numbers[b] for a, b in zip(kernels, kernels[1:]))
+
+    least = loss(best)
+    for step in (0.08, 0.04, 0.02, 0.01):
+        moved = True
+        while moved:
+            moved = False
+            for which in [None] + kernels:
+                for by in (1 + step, 1 / (1 + step)):
+                    tried = {**best, which: best[which] * by}
+                    if rises(tried) and loss(tried) < least - 1e-6:
+                        best, least, moved = tried, loss(tried), True
+    return best.pop(None), best
 
 
 def report(points, before, after):
@@ -154,16 +179,16 @@ def report(points, before, after):
     for p in points:
         fastest = min(p.us, key=p.us.get)
         chosen = [choose(*numbers, p) for numbers in (before, after)]
-        losses = [p.us[tile] / p.us[fastest] - 1 for tile in chosen]
-        sums = [s + loss for s, loss in zip(sums, losses)]
-        print(f"{p.what:30} {p.tokens:7} {fastest:8} {chosen[0]:8} {100 * losses[0]:6.2f}% "
-              f"{chosen[1]:8} {100 * losses[1]:6.2f}%", file=sys.stderr)
+        lost = [p.us[tile] / p.us[fastest] - 1 for tile in chosen]
+        sums = [s + loss for s, loss in zip(sums, lost)]
+        print(f"{p.what:30} {p.tokens:7} {fastest:8} {chosen[0]:8} {100 * lost[0]:6.2f}% "
+              f"{chosen[1]:8} {100 * lost[1]:6.2f}%", file=sys.stderr)
     print(f"{'mean':30} {'':7} {'':8} {'':8} {100 * sums[0] / len(points):6.2f}% {'':8} "
           f"{100 * sums[1] / len(points):6.2f}%", file=sys.stderr)
 
 
 def write(text, source, reading, rows):
-    lines = [f"    X({f}, {p}, {t}, {a:.4g}, {b:.3g})" for (f, p, t), (a, b) in rows.items()]
+    lines = [f"    X({f}, {p}, {n}, {cost:.4g})" for (f, p, n), cost in rows.items()]
     table = "\n".join(["#define MM_TILE_COSTS(X)".ljust(99) + "\\"] +
                       [line.ljust(99) + "\\" for line in lines[:-1]] + [lines[-1]])
     source = textwrap.fill("Source: " + source, 100, initial_indent=" * ", subsequent_indent=" * ")
@@ -181,8 +206,9 @@ def main():
     points = measured(files)
     if not points:
         sys.exit("nothing to fit: no batch with two tiles whose FC2 comes after all of FC1")
-    after = fit(points, *before)
-    if after[0] <= 0 or any(a + b * 8 <= 0 for a, b in after[1].values()):
+    after = min((refine(points, *start) for start in (before, fit(points, *before))),
+                key=lambda numbers: sum(losses(points, *numbers)))
+    if after[0] <= 0 or min(after[1].values()) <= 0:
         sys.exit(f"no sensible costs fit these times: {after}")
     report(points, before, after)
     names = " ".join(pathlib.Path(f).name for f in files)

@@ -4,7 +4,7 @@
  * only ratios matter. bench/tile_costs.py writes this file from what `megamoe tune --json`
  * measures.
  *
- * Source: flash-mxfp4.json flash-nvfp4-exact.json flash-nvfp4-folded.json
+ * Source: flash-mxfp4.json flash-nvfp4-folded.json flash-nvfp4-exact.json pro-mxfp4.json
  */
 #ifndef MM_CUDA_TILE_COSTS_H
 #define MM_CUDA_TILE_COSTS_H
@@ -12,15 +12,45 @@
 /* Of reading an expert's weights from memory. */
 #define MM_TILE_READING_COST 75.4
 
-/* X(format, promote, teams, of a tile, of each of its tokens) */
+/* X(format, promote, tokens of a tile, cost) */
 #define MM_TILE_COSTS(X)                                                                           \
-    X(MM_CUDA_MXFP4, 0, 1, 66.04, 0.513)                                                           \
-    X(MM_CUDA_MXFP4, 0, 2, 61.01, 0.45)                                                            \
-    X(MM_CUDA_MXFP4, 1, 1, 72, 1.13)                                                               \
-    X(MM_CUDA_NVFP4_EXACT, 0, 1, 113.6, 0.695)                                                     \
-    X(MM_CUDA_NVFP4_EXACT, 1, 1, 110, 2)                                                           \
-    X(MM_CUDA_NVFP4_FOLDED, 0, 1, 67.88, 0.516)                                                    \
-    X(MM_CUDA_NVFP4_FOLDED, 0, 2, 66.91, 0.296)                                                    \
-    X(MM_CUDA_NVFP4_FOLDED, 1, 1, 72, 1.13)
+    X(MM_CUDA_MXFP4, 0, 8, 59.82)                                                                  \
+    X(MM_CUDA_MXFP4, 0, 16, 68.21)                                                                 \
+    X(MM_CUDA_MXFP4, 0, 24, 71.81)                                                                 \
+    X(MM_CUDA_MXFP4, 0, 32, 75.41)                                                                 \
+    X(MM_CUDA_MXFP4, 0, 40, 82.05)                                                                 \
+    X(MM_CUDA_MXFP4, 0, 48, 88)                                                                    \
+    X(MM_CUDA_MXFP4, 0, 64, 96)                                                                    \
+    X(MM_CUDA_MXFP4, 0, 80, 112.3)                                                                 \
+    X(MM_CUDA_MXFP4, 0, 96, 115.3)                                                                 \
+    X(MM_CUDA_MXFP4, 0, 112, 126)                                                                  \
+    X(MM_CUDA_MXFP4, 0, 128, 131.7)                                                                \
+    X(MM_CUDA_MXFP4, 0, 144, 139.9)                                                                \
+    X(MM_CUDA_MXFP4, 1, 16, 90.08)                                                                 \
+    X(MM_CUDA_MXFP4, 1, 32, 108.2)                                                                 \
+    X(MM_CUDA_MXFP4, 1, 48, 126.2)                                                                 \
+    X(MM_CUDA_NVFP4_EXACT, 0, 8, 119.2)                                                            \
+    X(MM_CUDA_NVFP4_EXACT, 0, 16, 129.7)                                                           \
+    X(MM_CUDA_NVFP4_EXACT, 0, 24, 135.5)                                                           \
+    X(MM_CUDA_NVFP4_EXACT, 0, 32, 135.8)                                                           \
+    X(MM_CUDA_NVFP4_EXACT, 0, 48, 147)                                                             \
+    X(MM_CUDA_NVFP4_EXACT, 0, 64, 158.1)                                                           \
+    X(MM_CUDA_NVFP4_EXACT, 0, 80, 169.2)                                                           \
+    X(MM_CUDA_NVFP4_EXACT, 0, 96, 194.7)                                                           \
+    X(MM_CUDA_NVFP4_EXACT, 1, 16, 142)                                                             \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 8, 69.28)                                                           \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 16, 71.65)                                                          \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 24, 74.01)                                                          \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 32, 76.38)                                                          \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 40, 85.05)                                                          \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 48, 90)                                                             \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 64, 98)                                                             \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 80, 109.2)                                                          \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 96, 117.4)                                                          \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 112, 125.7)                                                         \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 128, 133.9)                                                         \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 144, 153.6)                                                         \
+    X(MM_CUDA_NVFP4_FOLDED, 1, 16, 90.08)                                                          \
+    X(MM_CUDA_NVFP4_FOLDED, 1, 32, 108.2)
 
 #endif

@@ -9,21 +9,19 @@ static mm_plan_tile tile_of(const mm_forward_variant *variant) {
     static const struct {
         mm_cuda_format format;
         bool promote;
-        int32_t teams;
-        double base, of_token;
+        int32_t tokens;
+        double cost;
     } costs[] = {
-#define X(format, promote, teams, base, of_token) {format, promote, teams, base, of_token},
+#define X(format, promote, tokens, cost) {format, promote, tokens, cost},
         MM_TILE_COSTS(X)
 #undef X
     };
-    const int32_t teams = MM_CUDA_TEAMS(variant->format, variant->tile_tokens, variant->promote);
-    size_t i = 0; /* each kind of kernel has its row */
+    size_t i = 0; /* each kernel has its row */
     while (i + 1 < sizeof costs / sizeof *costs &&
            (costs[i].format != variant->format || costs[i].promote != variant->promote ||
-            costs[i].teams != teams))
+            costs[i].tokens != variant->tile_tokens))
         i++;
-    return (mm_plan_tile){variant->tile_tokens,
-                          costs[i].base + costs[i].of_token * variant->tile_tokens};
+    return (mm_plan_tile){variant->tile_tokens, costs[i].cost};
 }
 
 int32_t mm_cuda_tiles(mm_cuda_format format, bool promote, mm_plan_tile tiles[MM_CUDA_TILES_MAX]) {

@@ -271,7 +271,7 @@ MM_DEVICE void mm_encode(const mm_team *team, uint32_t pair, const float *s0, co
     }
 }
 
-/* Moves `count` sums `places` down, of the first ones the gates, which are h now, to the end: ups
+/* Moves `count` sums `places` down, and of the first ones those of gates, h by now, to the end: ups
  * have served. */
 template <int32_t count, int32_t places> MM_DEVICE void mm_turn(float *s) {
     float h[places];
@@ -308,8 +308,9 @@ MM_DEVICE void mm_finish_fc1(const mm_team *team, const mm_tile *tile,
     const uint32_t thread = mm_thread() % TEAM_THREADS;
     const mm_cuda_record *records = tile->records + 2 * (thread % 4);
     /* Loops, since to fetch code takes longer than to run it: the sums are turned round in their
-     * registers, which only constants can index, and stand as before after the last turn. Where
-     * there are many, several loops turn a part of them each. */
+     * registers, which only constants can index, and h stands in the gates' places after the last
+     * turn. Where there are many, several loops turn a part of them each. The second pair of chunks
+     * is activated in the place of the first, and stays there. */
 #pragma unroll PAIRS_UNROLLED
     for (int32_t pair = 0; pair < PAIRS; pair++) {
         const mm_rows rows[2] = {mm_rows_of(tile, args->has_bias, 2 * pair),

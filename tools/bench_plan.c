@@ -15,14 +15,36 @@ static double larger(double a, double b) {
     return a > b ? a : b;
 }
 
+static megamoe_accumulate accumulate_of(const bench_arm *arm) {
+    return arm->config.accumulate ? MEGAMOE_ACCUMULATE_PROMOTE : MEGAMOE_ACCUMULATE_MMA;
+}
+
+/* Whether there is a kernel with the tile that was asked for, or none was. */
+static int check_tile(const bench_arm *arm) {
+    enum { MOST = 32 };
+    int32_t tiles[MOST];
+    const int32_t found = megamoe_plan_token_tiles(&arm->layer.desc, arm->layer.nvfp4,
+                                                   accumulate_of(arm), tiles, MOST);
+    char list[MOST * 8] = "";
+    size_t length = 0;
+    for (int32_t i = 0; i < found && i < MOST; i++) {
+        if (tiles[i] == arm->config.token_tile)
+            return EXIT_DONE;
+        length += (size_t)snprintf(list + length, sizeof list - length, "%s%" PRId32,
+                                   i > 0 ? ", " : "", tiles[i]);
+    }
+    if (arm->config.token_tile <= 0 || !found)
+        return EXIT_DONE;
+    return report_error("there is no kernel with tiles of %" PRId64 " tokens; expected one of %s",
+                        arm->config.token_tile, list);
+}
+
 /* Tokens of a GPU's tile: as asked for, or as the library chooses for this batch. 0 on a CPU. */
 static int64_t tile_of(const bench *b, const bench_arm *arm, int64_t tokens) {
-    const bench_config *c = &arm->config;
-    if (c->token_tile > 0 || !b->on_gpu)
-        return c->token_tile;
-    return megamoe_plan_token_tile(
-        &arm->layer.desc, arm->layer.nvfp4,
-        c->accumulate ? MEGAMOE_ACCUMULATE_PROMOTE : MEGAMOE_ACCUMULATE_MMA, 1, tokens);
+    if (arm->config.token_tile > 0 || !b->on_gpu)
+        return arm->config.token_tile;
+    return megamoe_plan_token_tile(&arm->layer.desc, arm->layer.nvfp4, accumulate_of(arm), 1,
+                                   tokens);
 }
 
 static int point_json(const bench *b, const bench_arm *arm, const bench_nominal *nominal,
@@ -84,6 +106,7 @@ static int arm_json(const bench *b, const bench_arm *arm, json_t *object) {
             object, "nvfp4",
             json_string(arm->layer.nvfp4 == MEGAMOE_NVFP4_EXACT ? "exact" : "folded"));
     if (b->on_gpu) {
+        TRY(check_tile(arm));
         describe_device(arm, object, model);
         nominal = bench_nominal_of(model);
     }

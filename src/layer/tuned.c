@@ -91,6 +91,18 @@ int32_t megamoe_plan_token_tile(const megamoe_layer_desc *desc, megamoe_nvfp4_mo
                               mm_plan_routes(tokens * ranks, desc->topk, desc->experts));
 }
 
+int32_t megamoe_plan_token_tiles(const megamoe_layer_desc *desc, megamoe_nvfp4_mode nvfp4,
+                                 megamoe_accumulate accumulate, int32_t *tiles, int32_t n) {
+    if (!desc)
+        return 0;
+    mm_plan_tile found[MM_CUDA_TILES_MAX] = {{0}};
+    const int32_t count = mm_cuda_tiles(mm_cuda_format_of(desc->format, nvfp4),
+                                        accumulate == MEGAMOE_ACCUMULATE_PROMOTE, found);
+    for (int32_t i = 0; i < count && i < n; i++)
+        tiles[i] = found[i].tokens;
+    return count;
+}
+
 /* ---- Plans in use ---- */
 
 static mm_tuned *tuned_of(megamoe_workspace *ws, const megamoe_layer *layer) {

@@ -211,6 +211,8 @@ class Plan(BenchCase):
         self.assertAlmostEqual(p["nominal_floor_us"], p["weight_bytes"] / 4390e3, places=3)
         self.assertEqual(p["token_tiles"], 32)
         self.assertGreater(large["token_tiles"], 6 * 1024 / 32 - 1)
+        self.fails(2, ["tiles of 88 tokens", "8, 16, 24"], "bench", "--dry-run", "--device", "cuda:0",
+                   "--token-tile", 88)
         text = self.good("bench", "--dry-run", "--device", "cuda:0")
         self.assertIn("floor", text)
         chosen = self.result("bench", "--dry-run", "--device", "cuda:0", "--tokens", "1,8192")

@@ -311,6 +311,23 @@ T_CASE(measured_plans_are_used) {
     T_CHECK(one > 0 && one <= megamoe_plan_token_tile(desc, MEGAMOE_NVFP4_EXACT,
                                                       MEGAMOE_ACCUMULATE_MMA, 2, 4096));
     T_EQ_INT(megamoe_plan_token_tile(NULL, MEGAMOE_NVFP4_EXACT, MEGAMOE_ACCUMULATE_MMA, 1, 1), 0);
+    int32_t tiles[32] = {0}, first = 0;
+    const int32_t n =
+        megamoe_plan_token_tiles(desc, MEGAMOE_NVFP4_EXACT, MEGAMOE_ACCUMULATE_MMA, tiles, 32);
+    T_REQUIRE(n > 1 && n <= 32);
+    bool has_one = false;
+    for (int32_t i = 0; i < n; i++) {
+        T_CHECK(i == 0 || tiles[i] > tiles[i - 1]);
+        has_one |= tiles[i] == one;
+    }
+    T_CHECK(has_one);
+    T_EQ_INT(megamoe_plan_token_tiles(desc, MEGAMOE_NVFP4_EXACT, MEGAMOE_ACCUMULATE_MMA, &first, 1),
+             n);
+    T_EQ_INT(first, tiles[0]);
+    T_EQ_INT(megamoe_plan_token_tiles(desc, MEGAMOE_NVFP4_EXACT, MEGAMOE_ACCUMULATE_MMA, NULL, 0),
+             n);
+    T_EQ_INT(megamoe_plan_token_tiles(NULL, MEGAMOE_NVFP4_EXACT, MEGAMOE_ACCUMULATE_MMA, tiles, 32),
+             0);
     T_STATUS(megamoe_use_tuned(NULL, ws, NULL, NULL), MEGAMOE_EINVAL);
     T_STATUS(megamoe_use_tuned(layer, NULL, NULL, NULL), MEGAMOE_EINVAL);
     T_STATUS(megamoe_tuned_key_of(layer, ws, NULL, NULL), MEGAMOE_EINVAL);

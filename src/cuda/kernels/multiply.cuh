@@ -250,7 +250,7 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
     mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage, reader->at.parity);
     if (AHEAD)
         mm_fetch(reader, reader->at.stage, 0, &packed);
-        /* More than one step in the body: going back costs 50 clocks. */
+        /* Four chunks in the body: going back costs 50 clocks. */
 #pragma unroll 4 / CHUNKS
     for (int32_t c = 0; c < chunks; c++) {
         const uint32_t tokens = mm_wgmma_descriptor(ring + reader->at.stage * STAGE_BYTES);

@@ -22,6 +22,8 @@ static megamoe_accumulate accumulate_of(const bench_arm *arm) {
 /* Whether there is a kernel with the tile that was asked for, or none was. */
 static int check_tile(const bench_arm *arm) {
     enum { MOST = 32 };
+    if (arm->config.token_tile <= 0)
+        return EXIT_DONE;
     int32_t tiles[MOST];
     const int32_t found = megamoe_plan_token_tiles(&arm->layer.desc, arm->layer.nvfp4,
                                                    accumulate_of(arm), tiles, MOST);
@@ -33,8 +35,6 @@ static int check_tile(const bench_arm *arm) {
         length += (size_t)snprintf(list + length, sizeof list - length, "%s%" PRId32,
                                    i > 0 ? ", " : "", tiles[i]);
     }
-    if (arm->config.token_tile <= 0 || !found)
-        return EXIT_DONE;
     return report_error("there is no kernel with tiles of %" PRId64 " tokens; expected one of %s",
                         arm->config.token_tile, list);
 }

@@ -104,8 +104,7 @@ MEGAMOE_API int32_t megamoe_plan_token_tile(const megamoe_layer_desc *desc,
 
 /*
  * The tiles that a plan may name for such a layer, in tokens, ascending. Fills in at most n of them
- * and returns how many there are; 0 if `desc` is NULL, or if this library was built without kernels
- * for GPUs. Needs no GPU.
+ * and returns how many there are; 0 if `desc` is NULL. Needs no GPU.
  */
 MEGAMOE_API int32_t megamoe_plan_token_tiles(const megamoe_layer_desc *desc,
                                              megamoe_nvfp4_mode nvfp4,

@@ -21,7 +21,7 @@ enum {
     PIECES_AT_ONCE = 4,         /* of 16 bytes, that a lane has in registers */
     PART = 32 * PIECES_AT_ONCE, /* pieces of a row that a warp sends at once */
     /* Of a math warp, if it is to hold all of them: for batches of up to 256 tokens of 4096
-     * channels in tiles of up to 64, and 512 in wider ones. More takes the former 2 us. */
+     * channels in tiles of up to 64, and 512 in those of 80 to 112. More takes the former 2 us. */
     PARTS_HELD = MATH_WARPS == 16           ? 2
                  : MM_N > 64 && MM_N <= 112 ? 6
                                             : 3

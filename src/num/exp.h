@@ -25,14 +25,14 @@ MM_NUM_INLINE float mm_exp_split(float x, int32_t *exponent) {
     /* ln 2 in two parts; the first has trailing zeros, so n * part is exact. */
     float r = fmaf(n, -0x1.62e4p-1f, x);
     r = fmaf(n, -0x1.7f7d1cp-20f, r);
-    /* exp(r) - 1 - r over r^2, minimax on |r| <= ln(2) / 2, relative error 2^-34. */
-    float q = 0x1.9f085ap-13f;
-    q = fmaf(q, r, 0x1.6d8d52p-10f);
-    q = fmaf(q, r, 0x1.111272p-7f);
-    q = fmaf(q, r, 0x1.55548ep-5f);
-    q = fmaf(q, r, 0x1.555554p-3f);
-    q = fmaf(q, r, 0.5f);
-    return 1.0f + fmaf(r * r, q, r);
+    /* exp(r), minimax on |r| <= ln(2) / 2, relative error 2^-28. */
+    float y = 0x1.6b6df0p-10f;
+    y = fmaf(y, r, 0x1.122fbap-7f);
+    y = fmaf(y, r, 0x1.555688p-5f);
+    y = fmaf(y, r, 0x1.5554a4p-3f);
+    y = fmaf(y, r, 0.5f);
+    y = fmaf(y, r, 1.0f);
+    return fmaf(y, r, 1.0f);
 }
 
 MM_NUM_INLINE float mm_expf(float x) {

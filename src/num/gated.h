@@ -10,7 +10,7 @@ MM_NUM_INLINE float mm_gated(float g, float u, float alpha, float offset, float 
     g = g > limit ? limit : g;
     u = u > limit ? limit : u;
     u = u < -limit ? -limit : u;
-    return g / (1.0f + mm_expf(-alpha * g)) * (u + offset);
+    return g * (1.0f / (1.0f + mm_expf(-alpha * g))) * (u + offset);
 }
 
 #endif

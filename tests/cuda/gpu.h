@@ -35,6 +35,15 @@ typedef struct gpu {
 gpu gpu_start(void);
 void gpu_end(gpu *g);
 
+/* Embeds the cubin at `path`, a kernel of the tests, as `name`. */
+#define GPU_CUBIN(name, path)                                                                      \
+    __asm__(".pushsection .rodata\n"                                                               \
+            ".balign 64\n" #name ":\n"                                                             \
+            ".incbin \"" path "\"\n"                                                               \
+            ".byte 0\n"                                                                            \
+            ".popsection\n");                                                                      \
+    extern const uint8_t name[] __attribute__((visibility("hidden")));
+
 /* ---- Memory ---- */
 
 void gpu_check(CUresult result, const char *what);

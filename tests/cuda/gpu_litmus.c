@@ -16,13 +16,7 @@
 enum { MESSAGES = 10000000, DEADLINE_MS = 5000 };
 
 #ifdef LITMUS_CUBIN
-__asm__(".pushsection .rodata\n"
-        ".balign 64\n"
-        "litmus_cubin:\n"
-        ".incbin \"" LITMUS_CUBIN "\"\n"
-        ".byte 0\n"
-        ".popsection\n");
-extern const uint8_t litmus_cubin[] __attribute__((visibility("hidden")));
+GPU_CUBIN(litmus_cubin, LITMUS_CUBIN)
 #endif
 
 /* NULL in a build without kernels. */

@@ -4,6 +4,7 @@
 #define MM_CUDA_KERNELS_FINISH_CUH
 
 #include "cuda/kernels/multiply.cuh"
+#include "cuda/ptx/arithmetic.cuh"
 #include "num/gated.h"
 #include "num/input.h"
 
@@ -50,25 +51,12 @@ enum {
     AT_ONCE = MATH_WARPS == 8 && MM_N % 16 == 0 ? 2 : 1,
     PAIRS_UNROLLED = MM_N > 64 ? PAIRS : 1, /* more code, and fewer registers */
     VALUES = 4 * AT_ONCE,                   /* of a lane */
-    PARTS = MM_N % 48 == 0   ? MM_N / 48
-            : MM_N % 64 == 0 ? MM_N / 64
-                             : 1,
-    PART_SUMS = MM_N / 2 / PARTS
+    /* Of a chunk, in one loop: fewer moves with few, less code with many. */
+    PART_SUMS = MM_N > 96                      ? 16
+                : MM_N % 48 == 0 || MM_N == 80 ? 24
+                : MM_N == 64                   ? 32
+                                               : MM_N / 2
 };
-
-/*
- * Quotients rounded to nearest, for y in 1..2^60 and x that is 0 or at least 2^-60 and finite: a
- * reciprocal and two remainders, of which none underflows. No branch, so that several run side by
- * side.
- */
-MM_DEVICE float mm_divide(float x, float y) {
-    float reciprocal;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(y));
-    reciprocal = __fmaf_rn(__fmaf_rn(-y, reciprocal, 1.0f), reciprocal, reciprocal);
-    float quotient = x * reciprocal;
-    quotient = __fmaf_rn(__fmaf_rn(-y, quotient, x), reciprocal, quotient);
-    return __fmaf_rn(__fmaf_rn(-y, quotient, x), reciprocal, quotient);
-}
 
 /* Out of line: it is rare, and code that runs is to stay in the instruction cache. */
 static __device__ __noinline__ float mm_gated_any(float g, float u, float alpha, float offset,
@@ -76,33 +64,20 @@ static __device__ __noinline__ float mm_gated_any(float g, float u, float alpha,
     return mm_gated(g, u, alpha, offset, limit);
 }
 
-/* The smaller and the larger, or NaN. */
-MM_DEVICE float mm_min(float x, float y) {
-    float result;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
-    return result;
-}
-
-MM_DEVICE float mm_max(float x, float y) {
-    float result;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(y));
-    return result;
-}
-
 /*
- * mm_gated (src/num/gated.h) with that division, for what nearly all gates are: *ordinary is
+ * mm_gated (src/num/gated.h) with mm_reciprocal, for what nearly all gates are: *ordinary is
  * cleared for others. exp(40) is 2^57.7; where alpha g is infinite or NaN no comparison holds.
  */
 MM_DEVICE float mm_gated_fast(float g, float u, const mm_cuda_forward_args *args, bool *ordinary) {
     g = mm_min(g, args->limit);
     u = mm_max(mm_min(u, args->limit), -args->limit);
     const float x = -args->alpha * g;
-    *ordinary &= (fabsf(x) < 40.0f) & ((fabsf(g) >= 0x1p-60f) | (g == 0.0f));
+    *ordinary &= fabsf(x) < 40.0f;
     int32_t exponent;
     const float y = mm_exp_split(x, &exponent);
     /* y 2^exponent, whose exponent is far from the ends. */
     const float power = __uint_as_float(__float_as_uint(y) + ((uint32_t)exponent << 23));
-    return mm_divide(g, 1.0f + power) * (u + args->offset);
+    return g * mm_reciprocal(1.0f + power) * (u + args->offset);
 }
 
 /* FC1's sums of a gate and its up, in the units of the activation. */
@@ -300,6 +275,27 @@ MM_DEVICE void mm_exchange(float (&s)[CHUNKS][MM_N / 2]) {
         }
 }
 
+/* The sums of two chunks from `begin` on, PART_SUMS of each in a loop. */
+template <int32_t begin>
+MM_DEVICE void mm_activate_from(const mm_cuda_forward_args *args, int32_t valid,
+                                const mm_cuda_record *records, const mm_rows *rows,
+                                float gate_global, float up_global, float *s0, float *s1) {
+    constexpr int32_t left = MM_N / 2 - begin, count = left < PART_SUMS ? left : PART_SUMS;
+#pragma unroll 1
+    for (int32_t j = 0; j < count / 4; j += AT_ONCE) {
+        const int32_t column = 2 * begin + 8 * j;
+        if (column < valid)
+            mm_activate(args, records + column, rows, gate_global, up_global, s0 + begin,
+                        s1 + begin);
+        if (count > 4 * AT_ONCE) {
+            mm_turn<count, 4 * AT_ONCE>(s0 + begin);
+            mm_turn<count, 4 * AT_ONCE>(s1 + begin);
+        }
+    }
+    if constexpr (count < left)
+        mm_activate_from<begin + count>(args, valid, records, rows, gate_global, up_global, s0, s1);
+}
+
 MM_DEVICE void mm_finish_fc1(const mm_team *team, const mm_tile *tile,
                              float (&s)[CHUNKS][MM_N / 2]) {
     const mm_cuda_forward_args *args = team->args;
@@ -315,21 +311,8 @@ MM_DEVICE void mm_finish_fc1(const mm_team *team, const mm_tile *tile,
     for (int32_t pair = 0; pair < PAIRS; pair++) {
         const mm_rows rows[2] = {mm_rows_of(tile, args->has_bias, 2 * pair),
                                  mm_rows_of(tile, args->has_bias, 2 * pair + 1)};
-#pragma unroll
-        for (int32_t part = 0; part < PARTS; part++) {
-            float *const first = s[0] + part * PART_SUMS, *const second = s[1] + part * PART_SUMS;
-            const int32_t group = part * PART_SUMS / 4;
-#pragma unroll 1
-            for (int32_t j = 0; j < PART_SUMS / 4; j += AT_ONCE) {
-                if (8 * (group + j) < tile->task->valid)
-                    mm_activate(args, records + 8 * (group + j), rows, gate_global, up_global,
-                                first, second);
-                if (PART_SUMS > 4 * AT_ONCE) {
-                    mm_turn<PART_SUMS, 4 * AT_ONCE>(first);
-                    mm_turn<PART_SUMS, 4 * AT_ONCE>(second);
-                }
-            }
-        }
+        mm_activate_from<0>(args, tile->task->valid, records, rows, gate_global, up_global, s[0],
+                            s[1]);
         mm_find_largest((uint32_t *)(team->smem + LARGEST) + (thread / 32 + 4 * pair) * MM_N, s[0],
                         s[1]);
         if (pair + 1 < PAIRS)

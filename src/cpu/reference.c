@@ -70,7 +70,8 @@ void mm_reference_quantize_hidden(const float *h, int32_t n, mm_reference_input 
             finite = finite && isfinite(h[i]);
             amax = fabsf(h[i]) > amax ? fabsf(h[i]) : amax;
         }
-        const int32_t exponent = finite ? mm_block_exponent(mm_f32_bits(amax)) : 0;
+        const int32_t exponent =
+            finite ? mm_hidden_exponent(mm_f32_bits(amax)) : MM_HIDDEN_EXPONENT_USUAL;
         for (int32_t i = start; i < end; i++)
             input->codes[i] = finite ? mm_e4m3_from_f32(h[i] * mm_exp2i(-exponent)) : MM_E4M3_NAN;
         input->blocks[start / BLOCK] = (uint8_t)(MM_BLOCK_BYTE_ZERO + exponent);

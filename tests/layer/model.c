@@ -228,23 +228,24 @@ bool same_rows(const uint16_t *a, const uint16_t *b, int64_t n) {
 
 /* ---- in double ---- */
 
-/* E4M3 values of one block under a power of two, in place. */
-static void quantize_block(double *values, int32_t n) {
-    double amax = 0;
-    for (int32_t i = 0; i < n; i++)
-        amax = fmax(amax, fabs(values[i]));
-    if (amax == 0)
-        return;
-    int exponent = ilogb(amax) - 8;
-    exponent += ldexp(amax, -exponent) > 448; /* the significand exceeds 1.75 */
-    exponent = exponent < -48 ? -48 : exponent > 47 ? 47 : exponent;
-    for (int32_t i = 0; i < n; i++)
-        values[i] = ldexp(to_e4m3(ldexp(values[i], -exponent)), exponent);
+/* E4M3 values of blocks under powers of two, in place: the smallest that fits, or of FC2's input
+ * (`hidden`) the smallest of every eighth one. */
+static void quantize_blocks(double *values, int32_t n, bool hidden) {
+    for (int32_t start = 0; start < n; start += 128) {
+        const int32_t end = n - start < 128 ? n : start + 128;
+        double amax = 0;
+        for (int32_t i = start; i < end; i++)
+            amax = fmax(amax, fabs(values[i]));
+        int exponent = hidden ? -44 : -48;
+        while (exponent < (hidden ? 44 : 47) && ldexp(amax, -exponent) > 448)
+            exponent += hidden ? 8 : 1;
+        for (int32_t i = start; i < end; i++)
+            values[i] = ldexp(to_e4m3(ldexp(values[i], -exponent)), exponent);
+    }
 }
 
 void quantized_hidden(double *h, int32_t n) {
-    for (int32_t start = 0; start < n; start += 128)
-        quantize_block(h + start, n - start < 128 ? n - start : 128);
+    quantize_blocks(h, n, true);
 }
 
 void quantized_token(const uint16_t *x, int32_t n, megamoe_input_scale mode, double *values) {
@@ -254,7 +255,7 @@ void quantized_token(const uint16_t *x, int32_t n, megamoe_input_scale mode, dou
         amax = fmax(amax, fabs(values[i]));
     }
     if (mode == MEGAMOE_SCALE_BLOCK) {
-        quantized_hidden(values, n);
+        quantize_blocks(values, n, false);
     } else if (amax > 0) {
         const float inverse = 448.0f / (float)amax, scale = (float)amax / 448.0f;
         for (int32_t i = 0; i < n; i++) {

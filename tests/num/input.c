@@ -3,6 +3,7 @@
 #include "num/input.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "t.h"
@@ -26,6 +27,55 @@ T_CASE(block_exponent_at_its_boundaries) {
     T_EQ_INT(mm_block_exponent(mm_f32_bits(nextafterf(448.0f, 500.0f))), 1);
     T_EQ_INT(mm_block_exponent(mm_f32_bits(0x1p-149f)), MM_BLOCK_EXPONENT_MIN);
     T_EQ_INT(mm_block_exponent(mm_f32_bits(0x1.fffffep127f)), MM_BLOCK_EXPONENT_MAX);
+}
+
+T_CASE(hidden_exponent_is_the_smallest_of_every_eighth_that_fits) {
+    for (uint32_t upper = 1; upper < 0x7F80; upper++)
+        for (uint32_t low = 0; low < 3;
+             low++) { /* the last of a binade, the first, and next to it */
+            const uint32_t bits = (upper << 16) + low - 1;
+            const double amax = (double)mm_f32_from_bits(bits);
+            int expected = MM_HIDDEN_EXPONENT_MIN;
+            while (expected < MM_HIDDEN_EXPONENT_MAX && ldexp(amax, -expected) > 448)
+                expected += 8;
+            if (!T_CHECK_MSG(mm_hidden_exponent(bits) == expected, "amax %a: %d, expected %d", amax,
+                             mm_hidden_exponent(bits), expected))
+                return;
+        }
+    T_EQ_INT(mm_hidden_exponent(0), MM_HIDDEN_EXPONENT_USUAL);
+    T_EQ_INT(mm_hidden_exponent(mm_f32_bits(28.0f)), MM_HIDDEN_EXPONENT_USUAL);
+    T_EQ_INT(mm_hidden_exponent(mm_f32_bits(0.109375f)), MM_HIDDEN_EXPONENT_USUAL - 8);
+}
+
+/* Relative L2 error of blocks of SwiGLU values under 2^up times the smallest power of two. */
+static double hidden_error(int up) {
+    t_random random = t_random_start(1);
+    double error = 0, norm = 0;
+    for (int block = 0; block < 4000; block++) {
+        float h[MM_BLOCK_CHANNELS], amax = 0;
+        for (int i = 0; i < MM_BLOCK_CHANNELS; i++) {
+            const double g = t_normal(&random), u = t_normal(&random);
+            h[i] = (float)(g / (1 + exp(-g)) * u);
+            amax = fmaxf(amax, fabsf(h[i]));
+        }
+        const int exponent = mm_block_exponent(mm_f32_bits(amax)) + up;
+        for (int i = 0; i < MM_BLOCK_CHANNELS; i++) {
+            const uint8_t code = mm_e4m3_from_f32(ldexpf(h[i], -exponent));
+            const double value = (double)ldexpf(mm_e4m3_to_f32(code), exponent);
+            error += (value - (double)h[i]) * (value - (double)h[i]);
+            norm += (double)h[i] * (double)h[i];
+        }
+    }
+    return sqrt(error / norm);
+}
+
+T_CASE(hidden_exponents_cost_no_accuracy) {
+    const double least = hidden_error(0);
+    for (int up = 0; up <= 12; up++) {
+        const double error = hidden_error(up);
+        printf("  2^%-2d times the smallest power of two: %.3f %%\n", up, 100 * error);
+        T_CHECK_MSG(up > 7 || error < 1.001 * least, "2^%d", up);
+    }
 }
 
 T_CASE(token_scale_brings_the_largest_to_448) {

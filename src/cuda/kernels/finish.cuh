@@ -191,7 +191,7 @@ MM_DEVICE void mm_choose_scale(const mm_team *team, uint32_t column) {
     for (int32_t slice = 0; slice < 8; slice++)
         bits = largest[slice * MM_N] > bits ? largest[slice * MM_N] : bits;
     const bool finite = bits < 0x7F800000u;
-    const int32_t exponent = finite ? mm_block_exponent(bits) : 0;
+    const int32_t exponent = finite ? mm_hidden_exponent(bits) : MM_HIDDEN_EXPONENT_USUAL;
     ((float *)(team->smem + INVERSES))[column] =
         finite ? mm_exp2i(-exponent) : __uint_as_float(0x7FC00000u);
     team->smem[EXPONENTS + column] = (uint8_t)(exponent + MM_CUDA_EXPONENT_BIAS);
@@ -420,15 +420,20 @@ MM_DEVICE void mm_store_hidden(const mm_block *b, const mm_team *team, const mm_
     if (threadIdx.x % 32 == 0)
         mm_bulk_store(team->rank->hidden_codes + (task->tile * rows + task->row) * 128,
                       team->shared + OUT, (uint32_t)task->valid * 128);
-    for (int32_t column = threadIdx.x % 32; column < task->valid; column += 32)
+    bool unusual = false;
+    for (int32_t column = threadIdx.x % 32; column < task->valid; column += 32) {
+        const uint8_t exponent = team->smem[EXPONENTS + column];
         team->rank->hidden_scales[task->tile * rows + mm_scale_place(task->row + column)] =
-            team->smem[EXPONENTS + column];
+            exponent;
+        unusual |= exponent != MM_HIDDEN_EXPONENT_USUAL + MM_CUDA_EXPONENT_BIAS;
+    }
     mm_fence_proxy_async_global();
-    __syncwarp();
+    unusual = __any_sync(~0u, unusual);
     if (threadIdx.x % 32 == 0) {
         mm_bulk_store_wait();
         mm_fence_proxy_async_global();
-        mm_add_acq_rel_gpu(team->rank->fc1_done + b->parity * team->args->units + task->unit, 1);
+        mm_add_acq_rel_gpu(team->rank->fc1_done + b->parity * team->args->units + task->unit,
+                           unusual ? 1 + FC1_UNUSUAL : 1);
     }
     __syncwarp();
 }

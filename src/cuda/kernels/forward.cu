@@ -88,13 +88,6 @@ MM_DEVICE const mm_cuda_record *mm_slot_records(const mm_team *team, const mm_sl
     return (const mm_cuda_record *)(team->smem + RECORDS) + slot->index * MM_N;
 }
 
-/* How the scales of FC1's input enter its sums. */
-MM_DEVICE int32_t mm_input_scales(const mm_cuda_forward_args *args) {
-    if (args->input_scale == MEGAMOE_SCALE_TOKEN)
-        return SCALES_NONE;
-    return args->input_scale == MEGAMOE_SCALE_BLOCK ? SCALES_EXPONENTS : SCALES_FLOATS;
-}
-
 /* Places in shared memory, found anew where they are needed: kept, each takes a register. */
 MM_DEVICE void mm_find_places(mm_team *team, uint8_t *smem) {
     team->shared = __reduce_max_sync(~0u, team->shared);
@@ -104,7 +97,6 @@ MM_DEVICE void mm_find_places(mm_team *team, uint8_t *smem) {
 }
 
 MM_DEVICE void mm_math(const mm_team *given, uint8_t *smem) {
-    const mm_cuda_forward_args *args = given->args;
     mm_team own = *given;
     const mm_team *team = &own;
     mm_position position = {0, 0};
@@ -119,6 +111,7 @@ MM_DEVICE void mm_math(const mm_team *given, uint8_t *smem) {
         const int32_t chunks = (int32_t)__reduce_max_sync(~0u, (uint32_t)task->chunks);
         if (kind == TASK_END)
             break;
+        const int32_t scales = (int32_t)__reduce_max_sync(~0u, (uint32_t)task->scales);
         const bool first = kind == TASK_FC1;
         const uint32_t half = task->row / 8 % 2;
         mm_reader reader = mm_reader_of(team, position);
@@ -132,7 +125,7 @@ MM_DEVICE void mm_math(const mm_team *given, uint8_t *smem) {
                 mm_stamp(task->stamps, MM_CUDA_STAMP_FIRST);
         }
         /* Sums of two loops would need registers of their own: there is one, for every scale. */
-        mm_multiply(&reader, chunks, first ? mm_input_scales(args) : SCALES_EXPONENTS, half, s);
+        mm_multiply(&reader, chunks, scales, half, s);
         position = reader.at;
         mm_find_places(&own, smem);
         if (mm_thread() % TEAM_THREADS == 0)

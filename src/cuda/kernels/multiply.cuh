@@ -181,8 +181,8 @@ MM_DEVICE void mm_scale_columns(float (&sum)[MM_N / 2], uint32_t n, uint32_t byt
     }
 }
 
-/* How the scales of tokens enter the sum. */
-enum { SCALES_NONE, SCALES_EXPONENTS, SCALES_FLOATS };
+/* Whether math looks for exponents that change: with few columns, memory decides anyway. */
+enum { LOOKS = MATH_WARPS == 8 };
 
 #if MM_PROMOTE
 /* total = fma(sum, scale in the last stage, total). */
@@ -210,6 +210,16 @@ MM_DEVICE void mm_promote(const mm_reader *reader, int32_t kind, uint32_t half,
     }
 }
 #else
+/* Whether any exponent differs from that of the stage before; the same in all lanes. */
+MM_DEVICE bool mm_exponents_change(const mm_reader *reader, uint32_t half) {
+    uint32_t changed = 0;
+#pragma unroll
+    for (uint32_t n = 0; n < SCALE_WORDS; n++)
+        changed |= mm_exponent_word(reader, reader->last, n, half) ^
+                   mm_exponent_word(reader, reader->at.stage, n, half);
+    return __reduce_or_sync(~0u, changed) != 0;
+}
+
 /* Before chunk c of K the sums are multiplied by 2^(e(c - 1) - e(c)): the exponents, 127 more. */
 MM_DEVICE void mm_ratios(const mm_reader *reader, uint32_t half, uint32_t (&bytes)[SCALE_WORDS]) {
 #pragma unroll
@@ -250,7 +260,8 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
     mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage, reader->at.parity);
     if (AHEAD)
         mm_fetch(reader, reader->at.stage, 0, &packed);
-        /* Four chunks in the body: going back costs 50 clocks. */
+    bool change = false; /* of exponents, at the step to come */
+    /* Four chunks in the body: going back costs 50 clocks. */
 #pragma unroll 4 / CHUNKS
     for (int32_t c = 0; c < chunks; c++) {
         const uint32_t tokens = mm_wgmma_descriptor(ring + reader->at.stage * STAGE_BYTES);
@@ -276,7 +287,7 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
                         mm_fetch(reader, reader->at.stage, 0, &packed);
                 }
             }
-            if (m == 0 && (MM_PROMOTE || (kind != SCALES_NONE && c > 0))) {
+            if (m == 0 && (MM_PROMOTE || change)) {
                 mm_pin(reader->shared); /* the decoding stays before the wait */
 #if MM_PROMOTE
                 mm_wgmma_wait();
@@ -304,6 +315,11 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
                 if (c > 0 && threadIdx.x % 32 == 0)
                     mm_barrier_arrive(reader->shared + EMPTY + 8 * last);
             }
+#if !MM_PROMOTE
+            if (m + 1 == CHUNKS)
+                change = kind == SCALES_EXPONENTS && c + 1 < chunks &&
+                         (!LOOKS || mm_exponents_change(reader, half));
+#endif
         }
     }
     mm_wgmma_wait();

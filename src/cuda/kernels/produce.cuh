@@ -63,16 +63,24 @@ MM_DEVICE bool mm_task_of(const mm_block *b, const mm_team *team, uint32_t claim
     return true;
 }
 
+/* How the scales of FC1's input enter its sums. */
+MM_DEVICE int32_t mm_input_scales(const mm_cuda_forward_args *args) {
+    if (args->input_scale == MEGAMOE_SCALE_TOKEN)
+        return SCALES_NONE;
+    return args->input_scale == MEGAMOE_SCALE_BLOCK ? SCALES_EXPONENTS : SCALES_FLOATS;
+}
+
 /* What a task waits for: one counter of this rank, or words of all sources. */
 typedef struct mm_awaited {
     const uint32_t *counter; /* NULL: words */
     uint32_t full;           /* what it counts to */
+    uint32_t seen;           /* what it said */
     int32_t source;          /* whose word is to come next */
 } mm_awaited;
 
 MM_DEVICE mm_awaited mm_awaited_of(const mm_block *b, const mm_team *team, const mm_task *task) {
     const mm_cuda_forward_args *args = team->args;
-    mm_awaited awaited = {NULL, 0, 0};
+    mm_awaited awaited = {NULL, 0, 0, 0};
     const int32_t p = b->first + task->expert;
     if (task->kind == TASK_FC2) {
         awaited.counter = team->rank->fc1_done + b->parity * args->units + task->unit;
@@ -84,11 +92,13 @@ MM_DEVICE mm_awaited mm_awaited_of(const mm_block *b, const mm_team *team, const
     return awaited;
 }
 
-/* Whether a task's tokens are there. */
-MM_DEVICE bool mm_ready(const mm_block *b, const mm_team *team, int32_t expert,
+/* Whether a task's tokens are there. `first`: it is of FC1. */
+MM_DEVICE bool mm_ready(const mm_block *b, const mm_team *team, int32_t expert, bool first,
                         mm_awaited *awaited) {
-    if (awaited->counter)
-        return mm_load_acquire_gpu(awaited->counter) == awaited->full;
+    if (awaited->counter) {
+        awaited->seen = mm_load_acquire_gpu(awaited->counter);
+        return (first ? awaited->seen : awaited->seen % FC1_UNUSUAL) == awaited->full;
+    }
     const mm_cuda_forward_args *args = team->args;
     uint8_t *window = team->rank->windows[team->rank->rank];
     const uint32_t *words =
@@ -99,6 +109,11 @@ MM_DEVICE bool mm_ready(const mm_block *b, const mm_team *team, int32_t expert,
             return false;
     }
     return true;
+}
+
+/* How the scales of FC2's input enter its sums, when it is there. */
+MM_DEVICE int32_t mm_hidden_scales(const mm_awaited *awaited) {
+    return MM_PROMOTE || awaited->seen >= FC1_UNUSUAL ? SCALES_EXPONENTS : SCALES_ONE;
 }
 
 /* What a tile's next loads read from. */
@@ -245,7 +260,9 @@ MM_DEVICE void mm_prepare_post(const mm_team *team, const mm_task *task,
 }
 
 /* Hands a task that has been prepared to math and finisher. */
-MM_DEVICE void mm_post(const mm_team *team, const uint8_t *window, const mm_post_place *place) {
+MM_DEVICE void mm_post(const mm_team *team, const uint8_t *window, const mm_post_place *place,
+                       int32_t scales) {
+    mm_posted(team, place)->scales = scales;
     const uint32_t full = team->shared + TASK_FULL + 8 * place->slot;
     const uint8_t *records =
         window + team->args->window.records + (int64_t)mm_posted(team, place)->row * RECORD_BYTES;
@@ -336,7 +353,7 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
         bool ready = first && expert <= arrived;
         int32_t chunk = ready ? 0 : mm_load_ahead(team, &s, ahead, 0, &ring);
         while (!ready && going) {
-            ready = mm_ready(b, team, expert, &awaited);
+            ready = mm_ready(b, team, expert, first, &awaited);
             if (ready)
                 break;
             going = mm_keep_waiting(b, &polls, &start, MEGAMOE_PHASE_EXPERTS, awaited.source);
@@ -349,7 +366,8 @@ MM_DEVICE void mm_produce(const mm_block *b, const mm_team *given) {
         mm_stamp(stamps, MM_CUDA_STAMP_READY);
         mm_fence_proxy_async_global();
         if (going)
-            mm_post(team, window, &place);
+            mm_post(team, window, &place,
+                    first ? mm_input_scales(team->args) : mm_hidden_scales(&awaited));
         /* Weights that have been asked for get their tokens also when nobody will use them. */
         mm_ring behind = mm_ring_before(&ring, (uint32_t)chunk, stages);
 #pragma unroll 1

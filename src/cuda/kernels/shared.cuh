@@ -82,16 +82,23 @@ enum {
 
 enum { TASK_FC1, TASK_FC2, TASK_END };
 
+/* What a tile of FC1 adds to its counter: 1, and where a token's exponent is not the usual one,
+ * another count. */
+enum { FC1_UNUSUAL = 1 << 16 };
+
+/* How the scales of tokens enter a sum; SCALES_ONE: all of them are one power of two. */
+enum { SCALES_NONE, SCALES_ONE, SCALES_EXPONENTS, SCALES_FLOATS };
+
 /* A tile: 256 packed rows of weights times up to MM_N tokens of one expert. */
 typedef struct mm_task {
     int32_t kind;
-    int32_t expert; /* local */
-    int32_t tile;   /* of rows */
-    int32_t chunks; /* of K */
-    int32_t row;    /* of its first token in the pools */
-    int32_t valid;  /* tokens */
-    int32_t unit;   /* the token tile, for counters */
-    int32_t unused;
+    int32_t expert;   /* local */
+    int32_t tile;     /* of rows */
+    int32_t chunks;   /* of K */
+    int32_t row;      /* of its first token in the pools */
+    int32_t valid;    /* tokens */
+    int32_t unit;     /* the token tile, for counters */
+    int32_t scales;   /* how they enter its sums */
     uint64_t *stamps; /* of a traced forward, or NULL */
     int32_t unused_too[6];
 } mm_task;

@@ -14,7 +14,7 @@
 
 /* X(format, promote, tokens of a tile, cost) */
 #define MM_TILE_COSTS(X)                                                                           \
-    X(MM_CUDA_MXFP4, 0, 8, 59.82)                                                                  \
+    X(MM_CUDA_MXFP4, 0, 8, 64.61)                                                                  \
     X(MM_CUDA_MXFP4, 0, 16, 68.21)                                                                 \
     X(MM_CUDA_MXFP4, 0, 24, 71.81)                                                                 \
     X(MM_CUDA_MXFP4, 0, 32, 75.41)                                                                 \
@@ -23,7 +23,7 @@
     X(MM_CUDA_MXFP4, 0, 64, 96)                                                                    \
     X(MM_CUDA_MXFP4, 0, 80, 112.3)                                                                 \
     X(MM_CUDA_MXFP4, 0, 96, 115.3)                                                                 \
-    X(MM_CUDA_MXFP4, 0, 112, 126)                                                                  \
+    X(MM_CUDA_MXFP4, 0, 112, 116.7)                                                                \
     X(MM_CUDA_MXFP4, 0, 128, 131.7)                                                                \
     X(MM_CUDA_MXFP4, 0, 144, 139.9)                                                                \
     X(MM_CUDA_MXFP4, 1, 16, 90.08)                                                                 \
@@ -35,7 +35,7 @@
     X(MM_CUDA_NVFP4_EXACT, 0, 32, 135.8)                                                           \
     X(MM_CUDA_NVFP4_EXACT, 0, 48, 147)                                                             \
     X(MM_CUDA_NVFP4_EXACT, 0, 64, 158.1)                                                           \
-    X(MM_CUDA_NVFP4_EXACT, 0, 80, 169.2)                                                           \
+    X(MM_CUDA_NVFP4_EXACT, 0, 80, 190)                                                             \
     X(MM_CUDA_NVFP4_EXACT, 0, 96, 194.7)                                                           \
     X(MM_CUDA_NVFP4_EXACT, 1, 16, 142)                                                             \
     X(MM_CUDA_NVFP4_FOLDED, 0, 8, 69.28)                                                           \
@@ -45,7 +45,7 @@
     X(MM_CUDA_NVFP4_FOLDED, 0, 40, 85.05)                                                          \
     X(MM_CUDA_NVFP4_FOLDED, 0, 48, 90)                                                             \
     X(MM_CUDA_NVFP4_FOLDED, 0, 64, 98)                                                             \
-    X(MM_CUDA_NVFP4_FOLDED, 0, 80, 109.2)                                                          \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 80, 113.6)                                                          \
     X(MM_CUDA_NVFP4_FOLDED, 0, 96, 117.4)                                                          \
     X(MM_CUDA_NVFP4_FOLDED, 0, 112, 125.7)                                                         \
     X(MM_CUDA_NVFP4_FOLDED, 0, 128, 133.9)                                                         \

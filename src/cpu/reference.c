@@ -40,6 +40,8 @@ void mm_reference_quantize(const uint16_t *x, int32_t n, megamoe_input_scale mod
         }
         if (!finite) {
             memset(input->codes + start, MM_E4M3_NAN, (size_t)(end - start));
+            if (mode == MEGAMOE_SCALE_BLOCK)
+                input->blocks[start / BLOCK] = MM_BLOCK_BYTE_ZERO + MM_BLOCK_EXPONENT_USUAL;
         } else if (mode == MEGAMOE_SCALE_BLOCK) {
             const int32_t exponent = mm_block_exponent(mm_f32_bits(amax));
             for (int32_t i = start; i < end; i++)
@@ -71,7 +73,7 @@ void mm_reference_quantize_hidden(const float *h, int32_t n, mm_reference_input 
             amax = fabsf(h[i]) > amax ? fabsf(h[i]) : amax;
         }
         const int32_t exponent =
-            finite ? mm_hidden_exponent(mm_f32_bits(amax)) : MM_HIDDEN_EXPONENT_USUAL;
+            finite ? mm_block_exponent(mm_f32_bits(amax)) : MM_BLOCK_EXPONENT_USUAL;
         for (int32_t i = start; i < end; i++)
             input->codes[i] = finite ? mm_e4m3_from_f32(h[i] * mm_exp2i(-exponent)) : MM_E4M3_NAN;
         input->blocks[start / BLOCK] = (uint8_t)(MM_BLOCK_BYTE_ZERO + exponent);

@@ -54,7 +54,7 @@ void MM_ROWS(quantize_blocks)(const uint16_t *x, int32_t n, uint8_t *codes, uint
         const uint32_t largest = largest_bf16(from, count);
         if (largest >= 0x7F80u) {
             memset(to, MM_E4M3_NAN, (size_t)count);
-            scales[start / MM_BLOCK] = MM_BLOCK_BYTE_ZERO;
+            scales[start / MM_BLOCK] = MM_BLOCK_BYTE_ZERO + MM_BLOCK_EXPONENT_USUAL;
             continue;
         }
         const int32_t exponent = mm_block_exponent(largest << 16);
@@ -182,10 +182,10 @@ void MM_ROWS(quantize_hidden)(const float *h, int32_t n, uint8_t *codes, uint8_t
     const uint32_t largest = largest_f32(h, n);
     if (largest >= 0x7F800000u) {
         memset(codes, MM_E4M3_NAN, (size_t)n);
-        *scale = MM_BLOCK_BYTE_ZERO + MM_HIDDEN_EXPONENT_USUAL;
+        *scale = MM_BLOCK_BYTE_ZERO + MM_BLOCK_EXPONENT_USUAL;
         return;
     }
-    const int32_t exponent = mm_hidden_exponent(largest);
+    const int32_t exponent = mm_block_exponent(largest);
     const float inverse = mm_exp2i(-exponent);
     for (int32_t i = 0; i < n; i++)
         codes[i] = mm_e4m3_from_f32(h[i] * inverse);

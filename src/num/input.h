@@ -9,38 +9,25 @@
 #include "num/e4m3.h"
 
 enum {
-    MM_BLOCK_EXPONENT_MIN = -48,
+    MM_BLOCK_EXPONENT_MIN = -48, /* of callers' scales */
     MM_BLOCK_EXPONENT_MAX = 47,
-    MM_BLOCK_BYTE_ZERO = 127, /* E8M0 byte of exponent 0 */
-    MM_BLOCK_CHANNELS = 128,  /* channels under one scale of a block */
-
-    MM_HIDDEN_EXPONENT_MIN = -44, /* of FC2's input */
-    MM_HIDDEN_EXPONENT_MAX = 44,
-    MM_HIDDEN_EXPONENT_USUAL = -4 /* also of blocks of zeros, and of those that are not finite */
+    MM_BLOCK_EXPONENT_USUAL = -4, /* of most blocks; of those of zeros, or that are not finite */
+    MM_BLOCK_BYTE_ZERO = 127,     /* E8M0 byte of exponent 0 */
+    MM_BLOCK_CHANNELS = 128       /* channels under one scale of a block */
 };
 
 /*
- * The exponent of a block whose largest magnitude has these FP32 bits (finite): amax / 2^e fits
- * E4M3. 0 for an all-zero block.
+ * The exponent of a block whose largest magnitude has these FP32 bits (finite), the smallest of
+ * ..., -12, -4, 4, 12, ... for which amax / 2^e fits E4M3, and so is at least 1.75. A grid as
+ * coarse costs no accuracy, since E4M3 has 15 binades of normal values, and a token's blocks seldom
+ * differ on it.
  */
 MM_NUM_INLINE int32_t mm_block_exponent(uint32_t amax_bits) {
     const int32_t e = (int32_t)(amax_bits >> 23) - 127 - 8 + ((amax_bits & 0x7FFFFFu) > 0x600000u);
-    const int32_t low = e < MM_BLOCK_EXPONENT_MIN ? MM_BLOCK_EXPONENT_MIN : e;
-    const int32_t clamped = low > MM_BLOCK_EXPONENT_MAX ? MM_BLOCK_EXPONENT_MAX : low;
-    return amax_bits ? clamped : 0;
-}
-
-/*
- * The exponent of a block of FC2's input with these bits of its largest magnitude (finite), from
- * ..., -12, -4, 4, 12, ...: amax / 2^e fits E4M3 and is at least 1.75. A grid as coarse costs no
- * accuracy, since E4M3 has 15 binades of normal values, and a token's blocks seldom differ on it.
- */
-MM_NUM_INLINE int32_t mm_hidden_exponent(uint32_t amax_bits) {
-    const int32_t e = (int32_t)(amax_bits >> 23) - 127 - 8 + ((amax_bits & 0x7FFFFFu) > 0x600000u);
     const int32_t up = ((e + 11) & -8) - 4;
-    const int32_t low = up < MM_HIDDEN_EXPONENT_MIN ? MM_HIDDEN_EXPONENT_MIN : up;
-    const int32_t clamped = low > MM_HIDDEN_EXPONENT_MAX ? MM_HIDDEN_EXPONENT_MAX : low;
-    return amax_bits ? clamped : MM_HIDDEN_EXPONENT_USUAL;
+    const int32_t low = up < -44 ? -44 : up;
+    const int32_t clamped = low > 44 ? 44 : low;
+    return amax_bits ? clamped : MM_BLOCK_EXPONENT_USUAL;
 }
 
 /*

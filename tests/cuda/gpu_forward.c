@@ -241,6 +241,27 @@ T_CASE(forward_scales_far_apart) {
     gpu_end(&g);
 }
 
+/* Routing weights that take h all over the grid of its exponents: tokens of one, and of several. */
+T_CASE(forward_hidden_of_all_sizes) {
+    gpu g = gpu_start();
+    for (int i = 0; i < ARITHMETICS; i++) {
+        t_random r = t_random_start(480 + (uint64_t)i);
+        const arithmetic *a = &all[i];
+        const model_recipe recipe = {a->format, 256, 1024, 2, MEGAMOE_DTYPE_NONE, {0, 0, 10}};
+        model m = model_open(&recipe, &r);
+        batch b = batch_random(&m, 149, 1, ROUTING_RANDOM, &r);
+        for (int64_t t = 0; t < b.tokens; t++)
+            b.weights[t] *= (float)exp2(40 * t_uniform(&r) - 20);
+        const setup s = {.weights = m.weights, .options = {.nvfp4 = a->nvfp4}};
+        trial t = open_trial(&g, &s, &b);
+        check_every_tile(&t, a->name);
+        close_trial(&t);
+        batch_free(&b);
+        model_close(&m);
+    }
+    gpu_end(&g);
+}
+
 T_CASE(forward_every_batch_up_to_257_tokens) {
     gpu g = gpu_start();
     for (int kind = 0; kind < 3; kind++) {

@@ -228,24 +228,18 @@ bool same_rows(const uint16_t *a, const uint16_t *b, int64_t n) {
 
 /* ---- in double ---- */
 
-/* E4M3 values of blocks under powers of two, in place: the smallest that fits, or of FC2's input
- * (`hidden`) the smallest of every eighth one. */
-static void quantize_blocks(double *values, int32_t n, bool hidden) {
+void quantized_hidden(double *h, int32_t n) {
     for (int32_t start = 0; start < n; start += 128) {
         const int32_t end = n - start < 128 ? n : start + 128;
         double amax = 0;
         for (int32_t i = start; i < end; i++)
-            amax = fmax(amax, fabs(values[i]));
-        int exponent = hidden ? -44 : -48;
-        while (exponent < (hidden ? 44 : 47) && ldexp(amax, -exponent) > 448)
-            exponent += hidden ? 8 : 1;
+            amax = fmax(amax, fabs(h[i]));
+        int exponent = -44;
+        while (exponent < 44 && ldexp(amax, -exponent) > 448)
+            exponent += 8;
         for (int32_t i = start; i < end; i++)
-            values[i] = ldexp(to_e4m3(ldexp(values[i], -exponent)), exponent);
+            h[i] = ldexp(to_e4m3(ldexp(h[i], -exponent)), exponent);
     }
-}
-
-void quantized_hidden(double *h, int32_t n) {
-    quantize_blocks(h, n, true);
 }
 
 void quantized_token(const uint16_t *x, int32_t n, megamoe_input_scale mode, double *values) {
@@ -255,7 +249,7 @@ void quantized_token(const uint16_t *x, int32_t n, megamoe_input_scale mode, dou
         amax = fmax(amax, fabs(values[i]));
     }
     if (mode == MEGAMOE_SCALE_BLOCK) {
-        quantize_blocks(values, n, false);
+        quantized_hidden(values, n);
     } else if (amax > 0) {
         const float inverse = 448.0f / (float)amax, scale = (float)amax / 448.0f;
         for (int32_t i = 0; i < n; i++) {

@@ -191,7 +191,7 @@ MM_DEVICE void mm_choose_scale(const mm_team *team, uint32_t column) {
     for (int32_t slice = 0; slice < 8; slice++)
         bits = largest[slice * MM_N] > bits ? largest[slice * MM_N] : bits;
     const bool finite = bits < 0x7F800000u;
-    const int32_t exponent = finite ? mm_hidden_exponent(bits) : MM_HIDDEN_EXPONENT_USUAL;
+    const int32_t exponent = finite ? mm_block_exponent(bits) : MM_BLOCK_EXPONENT_USUAL;
     ((float *)(team->smem + INVERSES))[column] =
         finite ? mm_exp2i(-exponent) : __uint_as_float(0x7FC00000u);
     team->smem[EXPONENTS + column] = (uint8_t)(exponent + MM_CUDA_EXPONENT_BIAS);
@@ -425,7 +425,7 @@ MM_DEVICE void mm_store_hidden(const mm_block *b, const mm_team *team, const mm_
         const uint8_t exponent = team->smem[EXPONENTS + column];
         team->rank->hidden_scales[task->tile * rows + mm_scale_place(task->row + column)] =
             exponent;
-        unusual |= exponent != MM_HIDDEN_EXPONENT_USUAL + MM_CUDA_EXPONENT_BIAS;
+        unusual |= exponent != MM_BLOCK_EXPONENT_USUAL + MM_CUDA_EXPONENT_BIAS;
     }
     mm_fence_proxy_async_global();
     unusual = __any_sync(~0u, unusual);

@@ -181,9 +181,6 @@ MM_DEVICE void mm_scale_columns(float (&sum)[MM_N / 2], uint32_t n, uint32_t byt
     }
 }
 
-/* Whether math looks for exponents that change: with few columns, memory decides anyway. */
-enum { LOOKS = MATH_WARPS == 8 };
-
 #if MM_PROMOTE
 /* total = fma(sum, scale in the last stage, total). */
 MM_DEVICE void mm_promote(const mm_reader *reader, int32_t kind, uint32_t half,
@@ -210,13 +207,18 @@ MM_DEVICE void mm_promote(const mm_reader *reader, int32_t kind, uint32_t half,
     }
 }
 #else
-/* Whether any exponent differs from that of the stage before; the same in all lanes. */
-MM_DEVICE bool mm_exponents_change(const mm_reader *reader, uint32_t half) {
+/* Whether any exponent of a stage differs from that of the stage before; the same in all lanes,
+ * each of which looks at other tokens. */
+MM_DEVICE bool mm_exponents_change(const mm_reader *reader) {
+    const uint32_t lane = mm_thread() % 32;
+    const uint32_t scales = reader->scales + 4 * (lane & ~3u); /* its lowest bits are in there */
     uint32_t changed = 0;
 #pragma unroll
-    for (uint32_t n = 0; n < SCALE_WORDS; n++)
-        changed |= mm_exponent_word(reader, reader->last, n, half) ^
-                   mm_exponent_word(reader, reader->at.stage, n, half);
+    for (uint32_t word = 0; word < SCALE_ROWS / 4; word += 32)
+        if (word + lane < SCALE_ROWS / 4)
+            changed |=
+                mm_shared_load_4(scales + reader->last * reader->scale_stride + 4 * word) ^
+                mm_shared_load_4(scales + reader->at.stage * reader->scale_stride + 4 * word);
     return __reduce_or_sync(~0u, changed) != 0;
 }
 
@@ -317,8 +319,7 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
             }
 #if !MM_PROMOTE
             if (m + 1 == CHUNKS)
-                change = kind == SCALES_EXPONENTS && c + 1 < chunks &&
-                         (!LOOKS || mm_exponents_change(reader, half));
+                change = kind == SCALES_EXPONENTS && c + 1 < chunks && mm_exponents_change(reader);
 #endif
         }
     }

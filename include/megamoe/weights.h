@@ -30,7 +30,8 @@ typedef enum megamoe_projection {
 } megamoe_projection;
 
 /*
- * g = min(g, limit); u = clamp(u, -limit, limit); h = g / (1 + exp(-alpha * g)) * (u + offset)
+ * g = min(g, limit); u = clamp(u, -limit, limit);
+ * h = g * (1 / (1 + exp(-alpha * g))) * (u + offset)
  */
 typedef struct megamoe_activation {
     float alpha;  /* 0 means 1 */

@@ -35,14 +35,24 @@ typedef struct gpu {
 gpu gpu_start(void);
 void gpu_end(gpu *g);
 
-/* Embeds the cubin at `path`, a kernel of the tests, as `name`. */
-#define GPU_CUBIN(name, path)                                                                      \
+/* name_image(): the cubin of name.cu, a kernel of the tests; NULL in a build without nvcc. */
+#ifdef GPU_CUBINS
+#define GPU_CUBIN(name)                                                                            \
     __asm__(".pushsection .rodata\n"                                                               \
-            ".balign 64\n" #name ":\n"                                                             \
-            ".incbin \"" path "\"\n"                                                               \
+            ".balign 64\n" #name "_cubin:\n"                                                       \
+            ".incbin \"" GPU_CUBINS "/" #name ".cubin\"\n"                                         \
             ".byte 0\n"                                                                            \
             ".popsection\n");                                                                      \
-    extern const uint8_t name[] __attribute__((visibility("hidden")));
+    extern const uint8_t name##_cubin[] __attribute__((visibility("hidden")));                     \
+    static const uint8_t *name##_image(void) {                                                     \
+        return name##_cubin;                                                                       \
+    }
+#else
+#define GPU_CUBIN(name)                                                                            \
+    static const uint8_t *name##_image(void) {                                                     \
+        return NULL;                                                                               \
+    }
+#endif
 
 /* ---- Memory ---- */
 

@@ -15,18 +15,7 @@
 
 enum { MESSAGES = 10000000, DEADLINE_MS = 5000 };
 
-#ifdef LITMUS_CUBIN
-GPU_CUBIN(litmus_cubin, LITMUS_CUBIN)
-#endif
-
-/* NULL in a build without kernels. */
-static const uint8_t *litmus_image(void) {
-#ifdef LITMUS_CUBIN
-    return litmus_cubin;
-#else
-    return NULL;
-#endif
-}
+GPU_CUBIN(litmus)
 
 /* The writing GPU and the reading one. */
 typedef struct side {

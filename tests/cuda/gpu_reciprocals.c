@@ -4,18 +4,7 @@
 #include "num/bf16.h"
 #include "reciprocals.h"
 
-#ifdef RECIPROCALS_CUBIN
-GPU_CUBIN(reciprocals_cubin, RECIPROCALS_CUBIN)
-#endif
-
-/* NULL in a build without kernels. */
-static const uint8_t *reciprocals_image(void) {
-#ifdef RECIPROCALS_CUBIN
-    return reciprocals_cubin;
-#else
-    return NULL;
-#endif
-}
+GPU_CUBIN(reciprocals)
 
 T_CASE(reciprocals_are_rounded_to_nearest) {
     gpu g = gpu_start();

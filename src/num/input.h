@@ -17,10 +17,10 @@ enum {
 };
 
 /*
- * The exponent of a block whose largest magnitude has these FP32 bits (finite), the smallest of
- * ..., -12, -4, 4, 12, ... for which amax / 2^e fits E4M3, and so is at least 1.75. A grid as
- * coarse costs no accuracy, since E4M3 has 15 binades of normal values, and a token's blocks seldom
- * differ on it.
+ * The exponent of a block whose largest magnitude has these FP32 bits (finite): the smallest of
+ * -44, -36, ..., -4, 4, ..., 44 for which amax / 2^e fits E4M3, and then is above 1.75 unless the
+ * smallest of all serves. A grid as coarse costs no accuracy, since E4M3 has 15 binades of normal
+ * values, and a token's blocks seldom differ on it.
  */
 MM_NUM_INLINE int32_t mm_block_exponent(uint32_t amax_bits) {
     const int32_t e = (int32_t)(amax_bits >> 23) - 127 - 8 + ((amax_bits & 0x7FFFFFu) > 0x600000u);

@@ -70,10 +70,10 @@ MM_DEVICE void mm_divide_sums(const mm_block *b) {
         return;
     const int32_t blocks = b->args->blocks, workers = blocks * MATH_WARPS;
     const int32_t segments = (b->args->hidden + SEGMENT - 1) / SEGMENT;
-    /* A part for each warp: what comes before a part's rows takes longer than they do. A part is a
-     * whole token where there are as many tokens as warps. */
-    const int32_t share = (int32_t)(((int64_t)b->tokens * segments + workers - 1) / workers);
-    const int32_t span = share > segments ? segments : share > 1 ? share : 1;
+    /* No warp has two parts, for what comes before a part's rows takes longer than they do. A part is
+     * a whole token where there are as many tokens as warps. */
+    const int32_t most = b->tokens && b->tokens < workers ? workers / b->tokens : 1;
+    const int32_t span = (segments + most - 1) / most;
     mm_words *words = b->words;
     words->span = span;
     words->parts = (segments + span - 1) / span;

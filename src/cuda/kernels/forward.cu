@@ -61,6 +61,7 @@ MM_DEVICE void mm_set_up(const mm_block *b) {
         b->words->stop = 0;
         b->words->next = 0;
         b->words->units = 0;
+        b->words->looked = 0;
     }
 }
 

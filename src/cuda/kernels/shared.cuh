@@ -46,7 +46,7 @@ enum {
 enum {
     TABLE = 0,
     WORDS = TABLE + TABLE_BYTES,             /* mm_words */
-    NEEDS = WORDS + 32,                      /* int32 [MM_CUDA_RANKS_MAX] */
+    NEEDS = WORDS + 48,                      /* int32 [MM_CUDA_RANKS_MAX] */
     RESULTS = NEEDS + 4 * MM_CUDA_RANKS_MAX, /* uint16 * [MM_CUDA_RANKS_MAX]: of every rank */
     TIMES = RESULTS + 8 * MM_CUDA_RANKS_MAX, /* uint64 [MM_CUDA_TIMES] */
     BLOCK = TIMES + 8 * MM_CUDA_TIMES,       /* mm_block, for roles with few registers */
@@ -114,6 +114,7 @@ typedef struct mm_words {
     int32_t own;       /* tokens that are this block's; 0: parts are dealt out */
     int32_t next_own;  /* of those, that math is to look at */
     int32_t combining; /* math has come to sum */
+    uint32_t looked;   /* when a thread that waits last looked at host_abort, in ticks */
 } mm_words;
 
 static_assert(sizeof(mm_words) <= NEEDS - WORDS, "words overlap what follows them");
@@ -244,7 +245,17 @@ MM_DEVICE void mm_give_up(const mm_block *b, int32_t status, int32_t phase, int3
     *(volatile int32_t *)&b->words->stop = 1;
 }
 
-enum { POLLS_PER_LOOK = 256 };
+enum {
+    POLLS_PER_LOOK = 256,
+    TICK = 22 /* 2^22 ns */
+};
+
+/* Whether the host has aborted, at most one look of a block in a tick: the host's memory lies behind
+ * a bus, where the looks of all who wait would hold up those who compute. */
+MM_DEVICE bool mm_host_aborted(const mm_block *b, uint64_t now) {
+    const uint32_t tick = (uint32_t)(now >> TICK);
+    return atomicExch(&b->words->looked, tick) != tick && *b->rank->host_abort != 0;
+}
 
 /*
  * One more fruitless poll of a word that `rank` writes. False once this rank has given up. `start`
@@ -258,7 +269,7 @@ MM_DEVICE bool mm_keep_waiting(const mm_block *b, uint32_t *polls, uint64_t *sta
     if (*start == 0)
         *start = now;
     const bool aborted =
-        mm_load_relaxed_sys(mm_aborted_word(b, b->rank->rank)) != 0 || *b->rank->host_abort != 0;
+        mm_load_relaxed_sys(mm_aborted_word(b, b->rank->rank)) != 0 || mm_host_aborted(b, now);
     if (!aborted && now - *start <= b->args->deadline_ns)
         return true;
     mm_give_up(b, aborted ? MEGAMOE_EPEER : MEGAMOE_ETIMEDOUT, phase, aborted ? -1 : rank);

@@ -70,8 +70,8 @@ MM_DEVICE void mm_divide_sums(const mm_block *b) {
         return;
     const int32_t blocks = b->args->blocks, workers = blocks * MATH_WARPS;
     const int32_t segments = (b->args->hidden + SEGMENT - 1) / SEGMENT;
-    /* No warp has two parts, for what comes before a part's rows takes longer than they do. A part is
-     * a whole token where there are as many tokens as warps. */
+    /* No warp has two parts, for what comes before a part's rows takes longer than they do. A part
+     * is a whole token where there are as many tokens as warps. */
     const int32_t most = b->tokens && b->tokens < workers ? workers / b->tokens : 1;
     const int32_t span = (segments + most - 1) / most;
     mm_words *words = b->words;
@@ -105,16 +105,16 @@ MM_DEVICE int32_t mm_next_own(const mm_block *b, int32_t own) {
     return __shfl_sync(~0u, i, 0);
 }
 
-/* The words that say which of a token's routes are back: [topk]. */
-MM_DEVICE const uint32_t *mm_returned(const mm_block *b, int64_t token) {
-    const uint8_t *window = b->rank->windows[b->rank->rank];
+/* The words that say which of a token's routes are back: [topk]. `window`: this rank's. */
+MM_DEVICE const uint32_t *mm_returned(const mm_block *b, const uint8_t *window, int64_t token) {
     return (const uint32_t *)(window + b->args->window.returned) + token * b->args->topk;
 }
 
 /* Until all routes of the token (slots in `mask`) are back; false once this rank has given up. */
-MM_DEVICE bool mm_await_routes(const mm_block *b, int64_t token, uint32_t mask) {
+MM_DEVICE bool mm_await_routes(const mm_block *b, const uint8_t *window, int64_t token,
+                               uint32_t mask) {
     const int32_t lane = mm_lane();
-    const uint32_t *returned = mm_returned(b, token);
+    const uint32_t *returned = mm_returned(b, window, token);
     bool going = true;
     if (mask >> lane & 1) {
         uint32_t polls = 0;
@@ -135,13 +135,13 @@ MM_DEVICE const uint8_t *mm_kept_place(const uint8_t *place) {
 
 /* One part, as soon as its rows are back; false once this rank has given up. By a warp. */
 template <int32_t SEGMENTS, int32_t SLOTS>
-MM_DEVICE bool mm_sum(const mm_block *b, int32_t token, int32_t part) {
+MM_DEVICE bool mm_sum(const mm_block *b, const uint8_t *window, int32_t token, int32_t part) {
     const mm_cuda_forward_args *args = b->args;
     const int32_t lane = mm_lane(), topk = args->topk;
     const int64_t route = (int64_t)token * topk;
     const int32_t id = lane < topk ? b->rank->staged.ids[route + lane] : -1;
     const uint32_t mask = __ballot_sync(~0u, id >= 0);
-    if (!mm_await_routes(b, token, mask))
+    if (!mm_await_routes(b, window, token, mask))
         return false;
     const int32_t span = b->words->span;
     int32_t channel = part * span * SEGMENT;
@@ -149,8 +149,7 @@ MM_DEVICE bool mm_sum(const mm_block *b, int32_t token, int32_t part) {
     left = left < span ? left : span;
     channel += mm_lane() * 8;
     const uint32_t stride = (uint32_t)args->results_stride * 2;
-    const uint8_t *from =
-        b->rank->windows[b->rank->rank] + args->window.results + route * stride + channel * 2;
+    const uint8_t *from = window + args->window.results + route * stride + channel * 2;
     for (; left > 0; left -= SEGMENTS) {
         float sum[SEGMENTS][8] = {};
         const uint8_t *row = from;
@@ -181,8 +180,13 @@ MM_DEVICE bool mm_sum(const mm_block *b, int32_t token, int32_t part) {
     return true;
 }
 
-/* By a math warp whose tiles have ended. */
+/*
+ * By a math warp whose tiles have ended. `b` names the kernel's own arguments, so that they are in
+ * constant memory, and the window is looked up at once: what is read when the rows are back comes
+ * from L2, since to acquire them has emptied L1.
+ */
 MM_DEVICE void mm_combine(const mm_block *b) {
+    const uint8_t *window = b->rank->windows[b->rank->rank];
     mm_words *words = b->words;
     *(volatile int32_t *)&words->combining = 1;
     if (*(volatile int32_t *)&words->stop)
@@ -203,16 +207,16 @@ MM_DEVICE void mm_combine(const mm_block *b) {
             part = (int32_t)(dealt % parts);
             dealt += b->args->blocks * MATH_WARPS;
         }
-        if (!mm_sum<SEGMENTS_AT_ONCE, SLOTS_AT_ONCE>(b, token, part))
+        if (!mm_sum<SEGMENTS_AT_ONCE, SLOTS_AT_ONCE>(b, window, token, part))
             return;
     }
 }
 
 /* Whether all of a token's routes are back. No more than a hint: nothing is acquired. */
-MM_DEVICE bool mm_seems_complete(const mm_block *b, int32_t token) {
+MM_DEVICE bool mm_seems_complete(const mm_block *b, const uint8_t *window, int32_t token) {
     const int32_t topk = b->args->topk;
     const int32_t *ids = b->rank->staged.ids + (int64_t)token * topk;
-    const uint32_t *returned = mm_returned(b, token);
+    const uint32_t *returned = mm_returned(b, window, token);
     const uint32_t epoch = b->epoch;
     for (int32_t slot = 0; slot < topk; slot++)
         if (__ldg(ids + slot) >= 0 && mm_load_relaxed_sys(returned + slot) != epoch)
@@ -228,11 +232,11 @@ MM_DEVICE bool mm_beside_ends(const mm_block *b) {
 
 /* Of the block's tokens i, i + 2, ..., one for each lane: those that are complete and not claimed.
  * Rests where there are none yet; *left: some are not complete. */
-MM_DEVICE uint32_t mm_sweep(const mm_block *b, int32_t i, bool *left) {
+MM_DEVICE uint32_t mm_sweep(const mm_block *b, const uint8_t *window, int32_t i, bool *left) {
     i += BESIDE_WARPS * mm_lane();
     const volatile uint32_t *summed = (const volatile uint32_t *)(b->smem + SUMMED);
     const bool open = i < b->words->own && i < CLAIMABLE && !(summed[i / 32] >> i % 32 & 1);
-    const bool complete = open && mm_seems_complete(b, mm_own_token(b, i));
+    const bool complete = open && mm_seems_complete(b, window, mm_own_token(b, i));
     const uint32_t set = __ballot_sync(~0u, complete);
     if (__any_sync(~0u, open && !complete)) {
         *left = true;
@@ -247,15 +251,17 @@ MM_DEVICE uint32_t mm_sweep(const mm_block *b, int32_t i, bool *left) {
  * never waits for one, and leaves when math has come to sum those that are left.
  */
 MM_DEVICE void mm_combine_beside(const mm_block *b) {
+    const uint8_t *window = b->rank->windows[b->rank->rank];
     bool left;
     do {
         left = false;
         for (int32_t i0 = (int32_t)(threadIdx.x / 32) % BESIDE_WARPS; i0 < b->words->own;
              i0 += BESIDE_WARPS * 32) {
-            for (uint32_t set = mm_sweep(b, i0, &left); set; set &= set - 1) {
+            for (uint32_t set = mm_sweep(b, window, i0, &left); set; set &= set - 1) {
                 const int32_t i = i0 + BESIDE_WARPS * (__ffs(set) - 1);
                 if (__any_sync(~0u, mm_lane() == 0 && mm_claim_own(b, i)))
-                    mm_sum<BESIDE_SEGMENTS_AT_ONCE, BESIDE_SLOTS_AT_ONCE>(b, mm_own_token(b, i), 0);
+                    mm_sum<BESIDE_SEGMENTS_AT_ONCE, BESIDE_SLOTS_AT_ONCE>(b, window,
+                                                                          mm_own_token(b, i), 0);
                 if (mm_beside_ends(b))
                     return;
             }

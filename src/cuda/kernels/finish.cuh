@@ -348,13 +348,17 @@ MM_DEVICE uint32_t mm_route_pair(const float *sums, float global, float factor, 
     return mm_transpose(mm_bf16_pair(value[0], value[1]));
 }
 
+/* A rank's results. From shared memory: its window, from L2, is far behind a fence. */
+MM_DEVICE uint16_t *mm_results_of(const mm_team *team, uint32_t rank) {
+    const uint2 results = mm_shared_load_8(team->block + RESULTS + 8 * rank);
+    return (uint16_t *)((uint64_t)results.y << 32 | results.x);
+}
+
 /* Where a lane's eight channels of the token of a record go, which is any if there is no token. */
 MM_DEVICE uint16_t *mm_route_place(const mm_team *team, const mm_cuda_record *record,
                                    int32_t channel, bool is_token) {
     const uint32_t rank = is_token ? (uint32_t)(record->rank & ~MM_CUDA_TINY) : 0;
-    const uint2 results = mm_shared_load_8(team->block + RESULTS + 8 * rank);
-    return (uint16_t *)((uint64_t)results.y << 32 | results.x) +
-           record->route * team->args->results_stride + channel;
+    return mm_results_of(team, rank) + record->route * team->args->results_stride + channel;
 }
 
 /* Groups of eight columns that leave at once, so that one's latencies hide behind the other. */
@@ -454,8 +458,9 @@ MM_DEVICE void mm_return_routes(const mm_block *b, const mm_team *team, const mm
     else
         mm_fence_acq_rel_sys();
     for (int32_t column = threadIdx.x % 32; column < task->valid; column += 32) {
-        const int32_t rank = records[column].rank & ~MM_CUDA_TINY;
-        uint32_t *returned = (uint32_t *)(team->rank->windows[rank] + args->window.returned);
+        const uint32_t rank = (uint32_t)(records[column].rank & ~MM_CUDA_TINY);
+        const uint8_t *window = (const uint8_t *)mm_results_of(team, rank) - args->window.results;
+        uint32_t *returned = (uint32_t *)(window + args->window.returned);
         mm_store_relaxed_sys(returned + records[column].route, b->epoch);
     }
 }

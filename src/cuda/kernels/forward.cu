@@ -280,7 +280,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mm_math(&team, b->smem);
             if (threadIdx.x == 0)
                 mm_trace_block(common, MM_CUDA_STAMP_COMBINING);
-            mm_combine(common);
+            mm_block own = *common;
+            own.args = &args;
+            own.rank = &args.rank[blockIdx.x / args.blocks];
+            mm_combine(&own);
             mm_mark(common, MM_CUDA_TIME_COMBINED);
         } else {
             MM_REGISTERS_GIVE((int)OTHER_REGISTERS);

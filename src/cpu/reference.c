@@ -38,15 +38,14 @@ void mm_reference_quantize(const uint16_t *x, int32_t n, megamoe_input_scale mod
             finite = finite && isfinite(magnitude);
             amax = magnitude > amax ? magnitude : amax;
         }
+        const int32_t exponent = mm_block_exponent(mm_f32_bits(finite ? amax : INFINITY));
+        if (mode == MEGAMOE_SCALE_BLOCK)
+            input->blocks[start / BLOCK] = (uint8_t)(MM_BLOCK_BYTE_ZERO + exponent);
         if (!finite) {
             memset(input->codes + start, MM_E4M3_NAN, (size_t)(end - start));
-            if (mode == MEGAMOE_SCALE_BLOCK)
-                input->blocks[start / BLOCK] = MM_BLOCK_BYTE_ZERO + MM_BLOCK_EXPONENT_USUAL;
         } else if (mode == MEGAMOE_SCALE_BLOCK) {
-            const int32_t exponent = mm_block_exponent(mm_f32_bits(amax));
             for (int32_t i = start; i < end; i++)
                 input->codes[i] = mm_e4m3_from_f32(ldexpf(mm_bf16_to_f32(x[i]), -exponent));
-            input->blocks[start / BLOCK] = (uint8_t)(MM_BLOCK_BYTE_ZERO + exponent);
         } else if (amax == 0.0f) {
             memset(input->codes + start, 0, (size_t)(end - start));
             input->scale = 0.0f;
@@ -72,8 +71,7 @@ void mm_reference_quantize_hidden(const float *h, int32_t n, mm_reference_input 
             finite = finite && isfinite(h[i]);
             amax = fabsf(h[i]) > amax ? fabsf(h[i]) : amax;
         }
-        const int32_t exponent =
-            finite ? mm_block_exponent(mm_f32_bits(amax)) : MM_BLOCK_EXPONENT_USUAL;
+        const int32_t exponent = mm_block_exponent(mm_f32_bits(finite ? amax : INFINITY));
         for (int32_t i = start; i < end; i++)
             input->codes[i] = finite ? mm_e4m3_from_f32(h[i] * mm_exp2i(-exponent)) : MM_E4M3_NAN;
         input->blocks[start / BLOCK] = (uint8_t)(MM_BLOCK_BYTE_ZERO + exponent);

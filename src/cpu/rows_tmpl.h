@@ -52,16 +52,15 @@ void MM_ROWS(quantize_blocks)(const uint16_t *x, int32_t n, uint8_t *codes, uint
         const uint16_t *from = x + start;
         uint8_t *to = codes + start;
         const uint32_t largest = largest_bf16(from, count);
+        const int32_t exponent = mm_block_exponent(largest << 16);
+        scales[start / MM_BLOCK] = (uint8_t)(exponent + MM_BLOCK_BYTE_ZERO);
         if (largest >= 0x7F80u) {
             memset(to, MM_E4M3_NAN, (size_t)count);
-            scales[start / MM_BLOCK] = MM_BLOCK_BYTE_ZERO + MM_BLOCK_EXPONENT_USUAL;
             continue;
         }
-        const int32_t exponent = mm_block_exponent(largest << 16);
         const float inverse = mm_exp2i(-exponent);
         for (int32_t i = 0; i < count; i++)
             to[i] = mm_e4m3_from_f32(mm_bf16_to_f32(from[i]) * inverse);
-        scales[start / MM_BLOCK] = (uint8_t)(exponent + MM_BLOCK_BYTE_ZERO);
     }
 }
 
@@ -180,16 +179,15 @@ static uint32_t largest_f32(const float *h, int32_t n) {
 
 void MM_ROWS(quantize_hidden)(const float *h, int32_t n, uint8_t *codes, uint8_t *scale) {
     const uint32_t largest = largest_f32(h, n);
+    const int32_t exponent = mm_block_exponent(largest);
+    *scale = (uint8_t)(exponent + MM_BLOCK_BYTE_ZERO);
     if (largest >= 0x7F800000u) {
         memset(codes, MM_E4M3_NAN, (size_t)n);
-        *scale = MM_BLOCK_BYTE_ZERO + MM_BLOCK_EXPONENT_USUAL;
         return;
     }
-    const int32_t exponent = mm_block_exponent(largest);
     const float inverse = mm_exp2i(-exponent);
     for (int32_t i = 0; i < n; i++)
         codes[i] = mm_e4m3_from_f32(h[i] * inverse);
-    *scale = (uint8_t)(exponent + MM_BLOCK_BYTE_ZERO);
 }
 
 void MM_ROWS(quantize_hidden_int8)(const float *h, int32_t n, uint8_t *codes, float *scale) {

@@ -17,17 +17,18 @@ enum {
 };
 
 /*
- * The exponent of a block whose largest magnitude has these FP32 bits (finite): the smallest of
- * -44, -36, ..., -4, 4, ..., 44 for which amax / 2^e fits E4M3, and then is above 1.75 unless the
- * smallest of all serves. A grid as coarse costs no accuracy, since E4M3 has 15 binades of normal
- * values, and a token's blocks seldom differ on it.
+ * The exponent of a block whose largest magnitude has these FP32 bits: the smallest of -44, -36,
+ * ..., -4, 4, ..., 44 for which amax / 2^e fits E4M3, and then is above 1.75 unless the smallest of
+ * all serves; the usual one where amax is 0, infinite or NaN. A grid as coarse costs no accuracy,
+ * since E4M3 has 15 binades of normal values, and a token's blocks seldom differ on it.
  */
 MM_NUM_INLINE int32_t mm_block_exponent(uint32_t amax_bits) {
     const int32_t e = (int32_t)(amax_bits >> 23) - 127 - 8 + ((amax_bits & 0x7FFFFFu) > 0x600000u);
     const int32_t up = ((e + 11) & -8) - 4;
     const int32_t low = up < -44 ? -44 : up;
     const int32_t clamped = low > 44 ? 44 : low;
-    return amax_bits ? clamped : MM_BLOCK_EXPONENT_USUAL;
+    /* Positive and finite. */
+    return amax_bits - 1 < 0x7F800000u - 1 ? clamped : MM_BLOCK_EXPONENT_USUAL;
 }
 
 /*

@@ -30,6 +30,8 @@ T_CASE(block_exponent_at_its_boundaries) {
     T_EQ_INT(mm_block_exponent(mm_f32_bits(0.109375f)), MM_BLOCK_EXPONENT_USUAL - 8);
     T_EQ_INT(mm_block_exponent(mm_f32_bits(0x1p-149f)), -44);
     T_EQ_INT(mm_block_exponent(mm_f32_bits(0x1.fffffep127f)), 44);
+    T_EQ_INT(mm_block_exponent(mm_f32_bits(INFINITY)), MM_BLOCK_EXPONENT_USUAL);
+    T_EQ_INT(mm_block_exponent(mm_f32_bits(NAN)), MM_BLOCK_EXPONENT_USUAL);
 }
 
 /* Relative L2 error of blocks of SwiGLU values under 2^up times the smallest power of two that

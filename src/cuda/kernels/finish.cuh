@@ -191,7 +191,7 @@ MM_DEVICE void mm_choose_scale(const mm_team *team, uint32_t column) {
     for (int32_t slice = 0; slice < 8; slice++)
         bits = largest[slice * MM_N] > bits ? largest[slice * MM_N] : bits;
     const bool finite = bits < 0x7F800000u;
-    const int32_t exponent = finite ? mm_block_exponent(bits) : MM_BLOCK_EXPONENT_USUAL;
+    const int32_t exponent = mm_block_exponent(bits);
     ((float *)(team->smem + INVERSES))[column] =
         finite ? mm_exp2i(-exponent) : __uint_as_float(0x7FC00000u);
     team->smem[EXPONENTS + column] = (uint8_t)(exponent + MM_CUDA_EXPONENT_BIAS);

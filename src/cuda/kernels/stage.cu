@@ -118,7 +118,7 @@ MM_DEVICE void quantize_by_block(const mm_cuda_stage_args *args, const uint16_t 
         load_eight(row, k, args->hidden, wide, x);
         const uint32_t largest = largest_in(largest_of(x), BLOCK_LANES);
         const bool finite = largest < 0x7F800000u;
-        const int32_t exponent = finite ? mm_block_exponent(largest) : MM_BLOCK_EXPONENT_USUAL;
+        const int32_t exponent = mm_block_exponent(largest);
         if (k >= width)
             continue;
         store_eight(codes, k, x, 1.0f, mm_exp2i(-exponent), finite, args->hidden);

@@ -46,9 +46,7 @@ MM_DEVICE float mm_times_global(float x, float global) {
 
 /* ---- FC1 ---- */
 
-/* Groups of eight columns that the activation takes at once. */
 enum {
-    AT_ONCE = MATH_WARPS == 8 && MM_N % 16 == 0 ? 2 : 1,
     PAIRS_UNROLLED = MM_N > 64 ? PAIRS : 1, /* more code, and fewer registers */
     VALUES = 4 * AT_ONCE,                   /* of a lane */
     /* Of a chunk, in one loop: fewer moves with few, less code with many. */

@@ -131,7 +131,7 @@ typedef struct mm_sources {
 /* Of a tile's tokens and those beyond that the activation takes with them: what an older tile has
  * left in their place need not be finite, and would take the slow way. */
 MM_DEVICE int32_t mm_rows_loaded(int32_t valid) {
-    const int32_t at_once = MM_N % 16 ? 8 : 16;
+    const int32_t at_once = 8 * AT_ONCE;
     return (valid + at_once - 1) / at_once * at_once;
 }
 

@@ -24,6 +24,8 @@ enum {
     TEAM_WARPS = 16 / CHUNKS,
     TEAM_THREADS = 32 * TEAM_WARPS,
     MATH_WARPS = TEAMS * TEAM_WARPS,
+    /* Groups of eight columns that FC1's activation takes at once. */
+    AT_ONCE = MATH_WARPS == 8 && MM_N % 16 == 0 ? 2 : 1,
     PRODUCER_WARP = MATH_WARPS,         /* of the first team; the next is the second's */
     FINISHER_WARP = MATH_WARPS + TEAMS, /* likewise */
     WARPS = MATH_WARPS + 4,

@@ -329,8 +329,9 @@ T_CASE(forward_masked_slots) {
     gpu_end(&g);
 }
 
-/* Rows that are not finite, tiny, zero or huge, beside ordinary ones, in all arithmetics. */
-static void spoil(batch *b) {
+/* Rows that are not finite, tiny, zero or huge, beside ordinary ones, in all arithmetics; `mixed`:
+ * also such whose blocks have several exponents. */
+static void spoil(batch *b, bool mixed) {
     for (int64_t t = 0; t < b->tokens; t++) {
         uint16_t *x = b->x + t * b->hidden;
         const int64_t kind = t % 9;
@@ -342,18 +343,20 @@ static void spoil(batch *b) {
             memset(x, 0, (size_t)b->hidden * sizeof *x);
         for (int32_t i = 0; i < b->hidden && kind > 3 && kind < 6; i++)
             x[i] = to_bf16(ldexp(from_bf16(x[i]), kind == 4 ? -110 : 60));
+        for (int32_t i = 0; i < b->hidden / 2 && mixed && kind > 6; i++)
+            x[i] = to_bf16(ldexp(from_bf16(x[i]), kind == 7 ? -20 : 12));
     }
 }
 
 T_CASE(forward_rows_that_are_not_ordinary) {
     gpu g = gpu_start();
-    for (int i = 0; i < 4 * ARITHMETICS; i++) {
-        const arithmetic *a = &all[i / 4];
+    for (int i = 0; i < 8 * ARITHMETICS; i++) {
+        const arithmetic *a = &all[i / 8];
         t_random r = t_random_start(800 + (uint64_t)i);
         const model_recipe recipe = {a->format, 288, 160, 3, MEGAMOE_DTYPE_NONE, {0, 0, 7}};
         model m = model_open(&recipe, &r);
         batch b = batch_random(&m, 60, 2, ROUTING_RANDOM, &r);
-        spoil(&b);
+        spoil(&b, i / 4 % 2);
         const setup s = {.weights = m.weights,
                          .input_scale = (megamoe_input_scale)(i / 2 % 2),
                          .options = {.accumulate = (megamoe_accumulate)(i % 2), .nvfp4 = a->nvfp4}};
@@ -418,7 +421,7 @@ static void check_drawn(const gpu *g, int round, t_random *r) {
     batch b = batch_random(&m, tokens, topk, (routing)t_below(r, 3), r);
     batch_mask(&b, 1 + t_below(r, 10), r);
     if (t_below(r, 3) == 0)
-        spoil(&b);
+        spoil(&b, t_below(r, 2));
     int32_t map[40];
     const int32_t physical = experts + (int32_t)t_below(r, 20);
     for (int32_t i = 0; i < physical; i++)

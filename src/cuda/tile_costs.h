@@ -14,7 +14,7 @@
 
 /* X(format, promote, tokens of a tile, cost) */
 #define MM_TILE_COSTS(X)                                                                           \
-    X(MM_CUDA_MXFP4, 0, 8, 64.61)                                                                  \
+    X(MM_CUDA_MXFP4, 0, 8, 59.82)                                                                  \
     X(MM_CUDA_MXFP4, 0, 16, 68.21)                                                                 \
     X(MM_CUDA_MXFP4, 0, 24, 71.81)                                                                 \
     X(MM_CUDA_MXFP4, 0, 32, 75.41)                                                                 \
@@ -23,15 +23,15 @@
     X(MM_CUDA_MXFP4, 0, 64, 96)                                                                    \
     X(MM_CUDA_MXFP4, 0, 80, 112.3)                                                                 \
     X(MM_CUDA_MXFP4, 0, 96, 115.3)                                                                 \
-    X(MM_CUDA_MXFP4, 0, 112, 116.7)                                                                \
+    X(MM_CUDA_MXFP4, 0, 112, 126)                                                                  \
     X(MM_CUDA_MXFP4, 0, 128, 131.7)                                                                \
     X(MM_CUDA_MXFP4, 0, 144, 139.9)                                                                \
     X(MM_CUDA_MXFP4, 1, 16, 90.08)                                                                 \
     X(MM_CUDA_MXFP4, 1, 32, 108.2)                                                                 \
     X(MM_CUDA_MXFP4, 1, 48, 126.2)                                                                 \
-    X(MM_CUDA_NVFP4_EXACT, 0, 8, 110.4)                                                            \
+    X(MM_CUDA_NVFP4_EXACT, 0, 8, 119.2)                                                            \
     X(MM_CUDA_NVFP4_EXACT, 0, 16, 129.7)                                                           \
-    X(MM_CUDA_NVFP4_EXACT, 0, 24, 135.5)                                                           \
+    X(MM_CUDA_NVFP4_EXACT, 0, 24, 130.3)                                                           \
     X(MM_CUDA_NVFP4_EXACT, 0, 32, 135.8)                                                           \
     X(MM_CUDA_NVFP4_EXACT, 0, 48, 147)                                                             \
     X(MM_CUDA_NVFP4_EXACT, 0, 64, 158.1)                                                           \

@@ -252,8 +252,8 @@ enum {
     TICK = 22 /* 2^22 ns */
 };
 
-/* Whether the host has aborted, at most one look of a block in a tick: the host's memory lies
- * behind a bus, where the looks of all who wait would hold up those who compute. */
+/* Whether the host has aborted. Of a block, one thread looks in a tick: the host's memory lies
+ * behind a bus, and a thousand warps may wait. */
 MM_DEVICE bool mm_host_aborted(const mm_block *b, uint64_t now) {
     const uint32_t tick = (uint32_t)(now >> TICK);
     return atomicExch(&b->words->looked, tick) != tick && *b->rank->host_abort != 0;

@@ -59,15 +59,16 @@ extern "C" __global__ void __launch_bounds__(MM_MEASURE_MMA_THREADS, 1)
         sum[i / (MM_N / 2)][i % (MM_N / 2)] = 0.0f;
     for (int32_t round = 0; round < rounds; round++) {
         for (uint32_t chunk = 0; chunk < MM_MEASURE_MMA_K / 128; chunk++) {
-            const uint64_t descriptor = mm_wgmma_descriptor(base + chunk % MM_MEASURE_MMA_STAGES *
-                                                                       MM_MEASURE_MMA_STAGE_BYTES);
+            uint64_t descriptors[4];
+            mm_wgmma_descriptors(descriptors,
+                                 base + chunk % MM_MEASURE_MMA_STAGES * MM_MEASURE_MMA_STAGE_BYTES);
             mm_wgmma_fence();
 #pragma unroll
             for (uint32_t m = 0; m < MM_MEASURE_MMA_BLOCKS; m++)
 #pragma unroll
                 for (uint32_t j = 0; j < 4; j++)
                     mm_wgmma(sum[m], a[m][4 * j], a[m][4 * j + 1], a[m][4 * j + 2], a[m][4 * j + 3],
-                             descriptor + 2 * j, chunk > 0 || j > 0);
+                             descriptors[j], chunk > 0 || j > 0);
             mm_wgmma_commit();
         }
         mm_wgmma_wait();

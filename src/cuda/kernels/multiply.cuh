@@ -33,7 +33,8 @@ typedef struct mm_reader {
     uint32_t stages;
     uint32_t scales, scale_stride; /* this lane's first exponents of stage 0, bytes of a stage */
     mm_position at;
-    uint32_t last; /* the stage before */
+    uint32_t place; /* of its stage, bytes from stage 0 on */
+    uint32_t last;  /* the stage before */
 } mm_reader;
 
 /* threadIdx.x, read anew: what follows from it is not to stay in registers while the main loop
@@ -65,6 +66,7 @@ MM_DEVICE mm_reader mm_reader_of(const mm_team *team, mm_position at) {
         team->shared + mm_stage_scales(team->args) + 4 * (thread % 4),
         SCALE_ROWS * mm_scale_bytes(team->args),
         at,
+        at.stage * STAGE_BYTES,
         at.stage};
     return reader;
 }
@@ -102,9 +104,9 @@ typedef struct mm_packed {
     uint2 rows[TABLES][TABLE_ROWS];
 } mm_packed;
 
-/* Chunk `m` of this warpgroup in the stage. */
-MM_DEVICE void mm_fetch(const mm_reader *reader, uint32_t stage, uint32_t m, mm_packed *packed) {
-    const uint32_t place = stage * STAGE_BYTES + m * CHUNK_BYTES;
+/* Chunk `m` of this warpgroup in the stage at `place`. */
+MM_DEVICE void mm_fetch(const mm_reader *reader, uint32_t place, uint32_t m, mm_packed *packed) {
+    place += m * CHUNK_BYTES;
     const uint32_t codes = reader->codes + place, scales = reader->code_scales + place;
     /* Byte by byte: to take a word apart is more instructions. */
     uint32_t rows[TABLE_ROWS];
@@ -129,11 +131,11 @@ MM_DEVICE void mm_decode_chunk(const mm_packed *packed, uint32_t (&a)[OPERANDS])
     }
 }
 
-MM_DEVICE void mm_multiply_chunk(uint32_t d, const uint32_t (&a)[OPERANDS],
+MM_DEVICE void mm_multiply_chunk(const uint64_t (&d)[4], const uint32_t (&a)[OPERANDS],
                                  float (&sum)[MM_N / 2]) {
 #pragma unroll
     for (int32_t j = 0; j < OPERANDS / 4; j++)
-        mm_wgmma(sum, a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3], d + j % 4 * 2,
+        mm_wgmma(sum, a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3], d[j % 4],
                  MM_PROMOTE ? j > 0 : 1);
 }
 
@@ -254,31 +256,35 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
 #define p s
 #endif
     /* Reductions tell the compiler that all lanes have the same. */
-    const uint32_t ring = __reduce_max_sync(~0u, reader->shared) + RING;
+    reader->shared = __reduce_max_sync(~0u, reader->shared);
     reader->at.stage = __reduce_max_sync(~0u, reader->at.stage);
     reader->at.parity = __reduce_max_sync(~0u, reader->at.parity);
+    reader->place = reader->at.stage * STAGE_BYTES;
     reader->last = reader->at.stage;
     mm_packed packed;
     mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage, reader->at.parity);
     if (AHEAD)
-        mm_fetch(reader, reader->at.stage, 0, &packed);
+        mm_fetch(reader, reader->place, 0, &packed);
     bool change = false; /* of exponents, at the step to come */
     /* Four chunks in the body: going back costs 50 clocks. */
 #pragma unroll 4 / CHUNKS
     for (int32_t c = 0; c < chunks; c++) {
-        const uint32_t tokens = mm_wgmma_descriptor(ring + reader->at.stage * STAGE_BYTES);
-        const uint32_t last = reader->last, stage = reader->at.stage;
+        uint64_t tokens[4];
+        mm_wgmma_descriptors(tokens, reader->shared + RING + reader->place);
+        const uint32_t last = reader->last, stage = reader->at.stage, place = reader->place;
 #pragma unroll
         for (uint32_t m = 0; m < CHUNKS; m++) {
             if (!AHEAD)
-                mm_fetch(reader, stage, m, &packed);
+                mm_fetch(reader, place, m, &packed);
             mm_decode_chunk(&packed, a[m % 2]);
             if (m + 1 < CHUNKS) {
                 if (AHEAD)
-                    mm_fetch(reader, stage, m + 1, &packed);
+                    mm_fetch(reader, place, m + 1, &packed);
             } else {
                 reader->last = stage;
+                reader->place += STAGE_BYTES;
                 if (++reader->at.stage == reader->stages) {
+                    reader->place = 0;
                     reader->at.stage = 0;
                     reader->at.parity ^= 1;
                 }
@@ -286,7 +292,7 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
                     mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage,
                                     reader->at.parity);
                     if (AHEAD)
-                        mm_fetch(reader, reader->at.stage, 0, &packed);
+                        mm_fetch(reader, reader->place, 0, &packed);
                 }
             }
             if (m == 0 && (MM_PROMOTE || change)) {

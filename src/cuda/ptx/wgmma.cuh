@@ -28,11 +28,25 @@ MM_DEVICE void mm_wgmma_wait_but_one(void) {
 }
 
 /*
- * Where B lies: rows of 128 bytes in groups of eight, groups 1024 bytes apart. This is the lower
- * half of the descriptor; the upper one is constant. 2 more is 32 bytes further on.
+ * Where B of a k32 step lies in rows of 128 bytes, of which it has the 32 from 32 `step` on: groups
+ * of eight rows are 1024 bytes apart. Addresses of shared memory need not be masked. Assembly, so
+ * that a descriptor stays where it is made, in a pair of uniform registers: what the compiler
+ * derives from another one it makes anew, and moves, for every instruction.
  */
-MM_DEVICE uint32_t mm_wgmma_descriptor(uint32_t address) {
-    return (address >> 4 & 0x3FFF) | 1 << 16;
+#define MM_WGMMA_DESCRIPTOR(descriptor, address, step)                                             \
+    asm volatile("{\n.reg .b32 low;\n"                                                             \
+                 "shr.u32 low, %1, 4;\n"                                                           \
+                 "add.u32 low, low, 1 << 16 | 2 * " #step ";\n"                                    \
+                 "mov.b64 %0, {low, 1 << 30 | 1 << 6};\n}" /* 128-byte swizzle, 1024 bytes */      \
+                 : "=l"(descriptor)                                                                \
+                 : "r"(address))
+
+/* Of all steps of a chunk of K. */
+MM_DEVICE void mm_wgmma_descriptors(uint64_t (&d)[4], uint32_t address) {
+    MM_WGMMA_DESCRIPTOR(d[0], address, 0);
+    MM_WGMMA_DESCRIPTOR(d[1], address, 1);
+    MM_WGMMA_DESCRIPTOR(d[2], address, 2);
+    MM_WGMMA_DESCRIPTOR(d[3], address, 3);
 }
 
 /* Names and operands of accumulators, eight columns (four registers) a piece. */
@@ -173,14 +187,13 @@ MM_DEVICE uint32_t mm_wgmma_descriptor(uint32_t address) {
 
 /* d = A B + (add ? d : 0) */
 MM_DEVICE void mm_wgmma(float (&d)[MM_N / 2], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                        uint32_t descriptor, uint32_t add) {
-    asm volatile("{\n.reg .pred p;\n.reg .b64 b;\n"
+                        uint64_t descriptor, uint32_t add) {
+    asm volatile("{\n.reg .pred p;\n"
                  "setp.ne.b32 p, " MM_ADD ", 0;\n"
-                 "mov.b64 b, {" MM_B ", 0x40000040};\n" /* 1024 bytes, 128-byte swizzle */
                  "wgmma.mma_async.sync.aligned.m64" MM_COLUMNS "k32.f32.e4m3.e4m3 "
-                 "{" MM_NAMES "}, " MM_A ", b, p, 1, 1;\n}"
+                 "{" MM_NAMES "}, " MM_A ", " MM_B ", p, 1, 1;\n}"
                  : MM_OPERANDS
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(descriptor), "r"(add));
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(descriptor), "r"(add));
 }
 
 #endif

@@ -281,6 +281,56 @@ T_CASE(forward_every_batch_up_to_257_tokens) {
     gpu_end(&g);
 }
 
+/* Rows that are not finite, tiny, zero or huge, beside ordinary ones, in all arithmetics; `mixed`:
+ * also such whose blocks have several exponents. */
+static void spoil(batch *b, bool mixed) {
+    for (int64_t t = 0; t < b->tokens; t++) {
+        uint16_t *x = b->x + t * b->hidden;
+        const int64_t kind = t % 9;
+        if (kind == 1)
+            x[t % b->hidden] = 0x7FC0;
+        else if (kind == 2)
+            x[t % b->hidden] = 0xFF80;
+        else if (kind == 3)
+            memset(x, 0, (size_t)b->hidden * sizeof *x);
+        for (int32_t i = 0; i < b->hidden && kind > 3 && kind < 6; i++)
+            x[i] = to_bf16(ldexp(from_bf16(x[i]), kind == 4 ? -110 : 60));
+        for (int32_t i = 0; i < b->hidden / 2 && mixed && kind > 6; i++)
+            x[i] = to_bf16(ldexp(from_bf16(x[i]), kind == 7 ? -20 : 12));
+    }
+}
+
+/* As many tokens as a tile or one of its narrower loops has columns, one more, and fewer; behind
+ * them in the ring lie those of fuller tiles. With exponents that change on the way, too. */
+T_CASE(forward_tiles_of_every_fill) {
+    static const int32_t missing[] = {0, 33, 32, 1, 31, 17, 16, 15, -1};
+    gpu g = gpu_start();
+    for (int i = 0; i < 2 * ARITHMETICS; i++) {
+        t_random r = t_random_start(540 + (uint64_t)i);
+        const arithmetic *a = &all[i / 2];
+        const model_recipe recipe = {a->format, 640, 384, 1, MEGAMOE_DTYPE_NONE, {0, 0, 7}};
+        model m = model_open(&recipe, &r);
+        batch b = batch_random(&m, 160, 1, ROUTING_RANDOM, &r);
+        if (i % 2)
+            spoil(&b, true);
+        const setup s = {.weights = m.weights,
+                         .input_scale = i % 2 ? MEGAMOE_SCALE_BLOCK : MEGAMOE_SCALE_TOKEN,
+                         .options = {.nvfp4 = a->nvfp4}};
+        trial t = open_trial(&g, &s, &b);
+        int32_t tiles[GPU_TILES_MAX];
+        const int32_t count = gpu_tiles(&t.f, tiles);
+        for (int32_t j = 0; j < count; j++)
+            for (size_t k = 0; k < sizeof missing / sizeof *missing; k++)
+                if (missing[k] < tiles[j])
+                    check_part(&t, (int64_t)t_below(&r, 16), tiles[j] - missing[k], tiles[j],
+                               a->name);
+        close_trial(&t);
+        batch_free(&b);
+        model_close(&m);
+    }
+    gpu_end(&g);
+}
+
 T_CASE(forward_experts_and_slots) {
     static const int32_t pairs[][2] = {{1, 1},  {2, 1},   {2, 2},   {3, 2},    {16, 16},  {17, 5},
                                        {64, 8}, {64, 16}, {300, 6}, {300, 16}, {1024, 10}};
@@ -327,25 +377,6 @@ T_CASE(forward_masked_slots) {
     batch_free(&b);
     model_close(&m);
     gpu_end(&g);
-}
-
-/* Rows that are not finite, tiny, zero or huge, beside ordinary ones, in all arithmetics; `mixed`:
- * also such whose blocks have several exponents. */
-static void spoil(batch *b, bool mixed) {
-    for (int64_t t = 0; t < b->tokens; t++) {
-        uint16_t *x = b->x + t * b->hidden;
-        const int64_t kind = t % 9;
-        if (kind == 1)
-            x[t % b->hidden] = 0x7FC0;
-        else if (kind == 2)
-            x[t % b->hidden] = 0xFF80;
-        else if (kind == 3)
-            memset(x, 0, (size_t)b->hidden * sizeof *x);
-        for (int32_t i = 0; i < b->hidden && kind > 3 && kind < 6; i++)
-            x[i] = to_bf16(ldexp(from_bf16(x[i]), kind == 4 ? -110 : 60));
-        for (int32_t i = 0; i < b->hidden / 2 && mixed && kind > 6; i++)
-            x[i] = to_bf16(ldexp(from_bf16(x[i]), kind == 7 ? -20 : 12));
-    }
 }
 
 T_CASE(forward_rows_that_are_not_ordinary) {

@@ -113,6 +113,7 @@ MM_DEVICE void mm_math(const mm_team *given, uint8_t *smem) {
         if (kind == TASK_END)
             break;
         const int32_t scales = (int32_t)__reduce_max_sync(~0u, (uint32_t)task->scales);
+        const int32_t valid = (int32_t)__reduce_max_sync(~0u, (uint32_t)task->valid);
         const bool first = kind == TASK_FC1;
         const uint32_t half = task->row / 8 % 2;
         mm_reader reader = mm_reader_of(team, position);
@@ -126,7 +127,7 @@ MM_DEVICE void mm_math(const mm_team *given, uint8_t *smem) {
                 mm_stamp(task->stamps, MM_CUDA_STAMP_FIRST);
         }
         /* Sums of two loops would need registers of their own: there is one, for every scale. */
-        mm_multiply(&reader, chunks, scales, half, s);
+        mm_multiply(&reader, chunks, scales, half, valid, s);
         position = reader.at;
         mm_find_places(&own, smem);
         if (mm_thread() % TEAM_THREADS == 0)

@@ -67,8 +67,7 @@ extern "C" __global__ void __launch_bounds__(MM_MEASURE_MMA_THREADS, 1)
             for (uint32_t m = 0; m < MM_MEASURE_MMA_BLOCKS; m++)
 #pragma unroll
                 for (uint32_t j = 0; j < 4; j++)
-                    mm_wgmma(sum[m], a[m][4 * j], a[m][4 * j + 1], a[m][4 * j + 2], a[m][4 * j + 3],
-                             descriptors[j], chunk > 0 || j > 0);
+                    mm_wgmma<MM_N>(sum[m], &a[m][4 * j], descriptors[j], chunk > 0 || j > 0);
             mm_wgmma_commit();
         }
         mm_wgmma_wait();

@@ -3,9 +3,9 @@
  * The main loop: 4-bit weights from the ring become E4M3 registers, tokens stay in shared memory.
  *
  * A warpgroup multiplies two or four 64-row chunks, each with sums of its own, and operands in two
- * sets of registers: while the tensor cores work on one chunk, the next one's are decoded. One
- * loop without peeled steps serves every way of scaling: ptxas gives the operands of each copy
- * registers of their own, and serializes every wgmma where they do not suffice.
+ * sets of registers: while the tensor cores work on one chunk, the next one's are decoded. Loops
+ * have no peeled first or last step, and there are few of them: ptxas gives the operands of each
+ * copy registers of their own, and serializes every wgmma where they do not suffice.
  */
 #ifndef MM_CUDA_KERNELS_MULTIPLY_CUH
 #define MM_CUDA_KERNELS_MULTIPLY_CUH
@@ -15,6 +15,13 @@
 
 enum {
     OPERANDS = EXACT ? 32 : 16, /* registers of one chunk of 64 rows times 128 k */
+    /* Columns of narrower loops, for tiles with so few tokens; MM_N: there is none. Where registers
+     * suffice for another loop, and time is gained. */
+    FEWER =
+        MM_PROMOTE || EXACT || !(MM_N == 64 || (NVFP4 && MM_N == 80) || MM_N == 96 || MM_N == 112)
+            ? MM_N
+            : MM_N - 16,
+    FEWEST = FEWER < MM_N && MM_N == 96 && !NVFP4 ? MM_N - 32 : FEWER,
     /* The next chunk leaves shared memory before this one is multiplied, where registers suffice.
      */
     AHEAD = MATH_WARPS == 8 ? MM_N <= (NVFP4 ? 128 : 144) : MM_N <= (NVFP4 ? 24 : 32)
@@ -131,12 +138,15 @@ MM_DEVICE void mm_decode_chunk(const mm_packed *packed, uint32_t (&a)[OPERANDS])
     }
 }
 
-MM_DEVICE void mm_multiply_chunk(const uint64_t (&d)[4], const uint32_t (&a)[OPERANDS],
-                                 float (&sum)[MM_N / 2]) {
+/* One chunk's group of MMAs. */
+template <int32_t COLUMNS>
+MM_DEVICE void
+mm_multiply_chunk(const uint64_t (&d)[4], const uint32_t (&a)[OPERANDS], float (&sum)[MM_N / 2]) {
+    mm_wgmma_fence();
 #pragma unroll
     for (int32_t j = 0; j < OPERANDS / 4; j++)
-        mm_wgmma(sum, a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3], d[j % 4],
-                 MM_PROMOTE ? j > 0 : 1);
+        mm_wgmma<COLUMNS>(sum, &a[4 * j], d[j % 4], MM_PROMOTE ? j > 0 : 1);
+    mm_wgmma_commit();
 }
 
 /* ---- scales per block ---- */
@@ -242,11 +252,86 @@ MM_DEVICE void mm_pin(uint32_t address) {
 }
 
 /*
+ * The loop over K, for the first COLUMNS columns. `p` is what MMAs add to: sums of a block of K
+ * where these are promoted to `s`, otherwise `s` itself. SCALED: exponents of tokens may change on
+ * the way, or sums are promoted. Begins with the first stage there, and its first chunk fetched if
+ * AHEAD; leaves the last MMAs under way.
+ */
+template <int32_t COLUMNS, bool SCALED>
+MM_DEVICE void mm_multiply_columns(mm_reader *reader, int32_t chunks, int32_t kind, uint32_t half,
+                                   mm_packed *packed, float (&p)[CHUNKS][MM_N / 2],
+                                   float (&s)[CHUNKS][MM_N / 2]) {
+    uint32_t a[2][OPERANDS];
+    bool change = false; /* of exponents, at the step to come */
+    /* Four chunks in the body: going back costs 50 clocks. */
+#pragma unroll 4 / CHUNKS
+    for (int32_t c = 0; c < chunks; c++) {
+        uint64_t tokens[4];
+        mm_wgmma_descriptors(tokens, reader->shared + RING + reader->place);
+        const uint32_t last = reader->last, stage = reader->at.stage, place = reader->place;
+#pragma unroll
+        for (uint32_t m = 0; m < CHUNKS; m++) {
+            if (!AHEAD)
+                mm_fetch(reader, place, m, packed);
+            mm_decode_chunk(packed, a[m % 2]);
+            if (m + 1 < CHUNKS) {
+                if (AHEAD)
+                    mm_fetch(reader, place, m + 1, packed);
+            } else {
+                reader->last = stage;
+                reader->place += STAGE_BYTES;
+                if (++reader->at.stage == reader->stages) {
+                    reader->place = 0;
+                    reader->at.stage = 0;
+                    reader->at.parity ^= 1;
+                }
+                if (c + 1 < chunks) {
+                    mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage,
+                                    reader->at.parity);
+                    if (AHEAD)
+                        mm_fetch(reader, reader->place, 0, packed);
+                }
+            }
+            if (SCALED && m == 0 && (MM_PROMOTE || change)) {
+                mm_pin(reader->shared); /* the decoding stays before the wait */
+#if MM_PROMOTE
+                mm_wgmma_wait();
+#pragma unroll
+                for (uint32_t i = 0; i < CHUNKS; i++)
+                    mm_promote(reader, kind, half, p[i], s[i]);
+#else
+                uint32_t bytes[SCALE_WORDS];
+                mm_ratios(reader, half, bytes);
+                mm_wgmma_wait();
+#pragma unroll
+                for (uint32_t n = 0; n < SCALE_WORDS; n++)
+#pragma unroll
+                    for (uint32_t i = 0; i < CHUNKS; i++)
+                        mm_scale_columns(s[i], n, bytes[n]);
+#endif
+            }
+            mm_multiply_chunk<COLUMNS>(tokens, a[m % 2], p[m]);
+            mm_wgmma_wait_but_one();
+            if (m == 1) {
+                /* Nobody reads the stage before any more. */
+                __syncwarp();
+                if (c > 0 && threadIdx.x % 32 == 0)
+                    mm_barrier_arrive(reader->shared + EMPTY + 8 * last);
+            }
+#if !MM_PROMOTE
+            if (SCALED && m + 1 == CHUNKS)
+                change = kind == SCALES_EXPONENTS && c + 1 < chunks && mm_exponents_change(reader);
+#endif
+        }
+    }
+}
+
+/*
  * The sums of a tile over all of K, of each chunk of this warpgroup, to be zero at the beginning.
+ * `valid`: tokens in the tile, the same in all lanes.
  */
 MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint32_t half,
-                           float (&s)[CHUNKS][MM_N / 2]) {
-    uint32_t a[2][OPERANDS];
+                           int32_t valid, float (&s)[CHUNKS][MM_N / 2]) {
 #if MM_PROMOTE
     float p[CHUNKS][MM_N / 2];
 #pragma unroll
@@ -265,70 +350,13 @@ MM_DEVICE void mm_multiply(mm_reader *reader, int32_t chunks, int32_t kind, uint
     mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage, reader->at.parity);
     if (AHEAD)
         mm_fetch(reader, reader->place, 0, &packed);
-    bool change = false; /* of exponents, at the step to come */
-    /* Four chunks in the body: going back costs 50 clocks. */
-#pragma unroll 4 / CHUNKS
-    for (int32_t c = 0; c < chunks; c++) {
-        uint64_t tokens[4];
-        mm_wgmma_descriptors(tokens, reader->shared + RING + reader->place);
-        const uint32_t last = reader->last, stage = reader->at.stage, place = reader->place;
-#pragma unroll
-        for (uint32_t m = 0; m < CHUNKS; m++) {
-            if (!AHEAD)
-                mm_fetch(reader, place, m, &packed);
-            mm_decode_chunk(&packed, a[m % 2]);
-            if (m + 1 < CHUNKS) {
-                if (AHEAD)
-                    mm_fetch(reader, place, m + 1, &packed);
-            } else {
-                reader->last = stage;
-                reader->place += STAGE_BYTES;
-                if (++reader->at.stage == reader->stages) {
-                    reader->place = 0;
-                    reader->at.stage = 0;
-                    reader->at.parity ^= 1;
-                }
-                if (c + 1 < chunks) {
-                    mm_barrier_wait(reader->shared + FULL + 8 * reader->at.stage,
-                                    reader->at.parity);
-                    if (AHEAD)
-                        mm_fetch(reader, reader->place, 0, &packed);
-                }
-            }
-            if (m == 0 && (MM_PROMOTE || change)) {
-                mm_pin(reader->shared); /* the decoding stays before the wait */
-#if MM_PROMOTE
-                mm_wgmma_wait();
-#pragma unroll
-                for (uint32_t i = 0; i < CHUNKS; i++)
-                    mm_promote(reader, kind, half, p[i], s[i]);
-#else
-                uint32_t bytes[SCALE_WORDS];
-                mm_ratios(reader, half, bytes);
-                mm_wgmma_wait();
-#pragma unroll
-                for (uint32_t n = 0; n < SCALE_WORDS; n++)
-#pragma unroll
-                    for (uint32_t i = 0; i < CHUNKS; i++)
-                        mm_scale_columns(s[i], n, bytes[n]);
-#endif
-            }
-            mm_wgmma_fence();
-            mm_multiply_chunk(tokens, a[m % 2], p[m]);
-            mm_wgmma_commit();
-            mm_wgmma_wait_but_one();
-            if (m == 1) {
-                /* Nobody reads the stage before any more. */
-                __syncwarp();
-                if (c > 0 && threadIdx.x % 32 == 0)
-                    mm_barrier_arrive(reader->shared + EMPTY + 8 * last);
-            }
-#if !MM_PROMOTE
-            if (m + 1 == CHUNKS)
-                change = kind == SCALES_EXPONENTS && c + 1 < chunks && mm_exponents_change(reader);
-#endif
-        }
-    }
+    const int32_t columns = kind == SCALES_EXPONENTS ? MM_N : valid;
+    if (FEWEST < FEWER && columns <= FEWEST)
+        mm_multiply_columns<FEWEST, false>(reader, chunks, kind, half, &packed, p, s);
+    else if (FEWER < MM_N && columns <= FEWER)
+        mm_multiply_columns<FEWER, false>(reader, chunks, kind, half, &packed, p, s);
+    else
+        mm_multiply_columns<MM_N, true>(reader, chunks, kind, half, &packed, p, s);
     mm_wgmma_wait();
 #if MM_PROMOTE
 #pragma unroll

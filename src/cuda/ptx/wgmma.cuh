@@ -87,113 +87,43 @@ MM_DEVICE void mm_wgmma_descriptors(uint64_t (&d)[4], uint32_t address) {
 #define MM_OPERANDS_17 MM_OPERANDS_16, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67])
 #define MM_OPERANDS_18 MM_OPERANDS_17, "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
 
-/* Names of what follows them: a0..a3, descriptor, whether to add to d. */
-#if MM_N == 8
-#define MM_COLUMNS "n8"
-#define MM_NAMES MM_NAMES_1
-#define MM_OPERANDS MM_OPERANDS_1
-#define MM_A "{%4, %5, %6, %7}"
-#define MM_B "%8"
-#define MM_ADD "%9"
-#endif
-#if MM_N == 16
-#define MM_COLUMNS "n16"
-#define MM_NAMES MM_NAMES_2
-#define MM_OPERANDS MM_OPERANDS_2
-#define MM_A "{%8, %9, %10, %11}"
-#define MM_B "%12"
-#define MM_ADD "%13"
-#endif
-#if MM_N == 24
-#define MM_COLUMNS "n24"
-#define MM_NAMES MM_NAMES_3
-#define MM_OPERANDS MM_OPERANDS_3
-#define MM_A "{%12, %13, %14, %15}"
-#define MM_B "%16"
-#define MM_ADD "%17"
-#endif
-#if MM_N == 32
-#define MM_COLUMNS "n32"
-#define MM_NAMES MM_NAMES_4
-#define MM_OPERANDS MM_OPERANDS_4
-#define MM_A "{%16, %17, %18, %19}"
-#define MM_B "%20"
-#define MM_ADD "%21"
-#endif
-#if MM_N == 40
-#define MM_COLUMNS "n40"
-#define MM_NAMES MM_NAMES_5
-#define MM_OPERANDS MM_OPERANDS_5
-#define MM_A "{%20, %21, %22, %23}"
-#define MM_B "%24"
-#define MM_ADD "%25"
-#endif
-#if MM_N == 48
-#define MM_COLUMNS "n48"
-#define MM_NAMES MM_NAMES_6
-#define MM_OPERANDS MM_OPERANDS_6
-#define MM_A "{%24, %25, %26, %27}"
-#define MM_B "%28"
-#define MM_ADD "%29"
-#endif
-#if MM_N == 64
-#define MM_COLUMNS "n64"
-#define MM_NAMES MM_NAMES_8
-#define MM_OPERANDS MM_OPERANDS_8
-#define MM_A "{%32, %33, %34, %35}"
-#define MM_B "%36"
-#define MM_ADD "%37"
-#endif
-#if MM_N == 80
-#define MM_COLUMNS "n80"
-#define MM_NAMES MM_NAMES_10
-#define MM_OPERANDS MM_OPERANDS_10
-#define MM_A "{%40, %41, %42, %43}"
-#define MM_B "%44"
-#define MM_ADD "%45"
-#endif
-#if MM_N == 96
-#define MM_COLUMNS "n96"
-#define MM_NAMES MM_NAMES_12
-#define MM_OPERANDS MM_OPERANDS_12
-#define MM_A "{%48, %49, %50, %51}"
-#define MM_B "%52"
-#define MM_ADD "%53"
-#endif
-#if MM_N == 112
-#define MM_COLUMNS "n112"
-#define MM_NAMES MM_NAMES_14
-#define MM_OPERANDS MM_OPERANDS_14
-#define MM_A "{%56, %57, %58, %59}"
-#define MM_B "%60"
-#define MM_ADD "%61"
-#endif
-#if MM_N == 128
-#define MM_COLUMNS "n128"
-#define MM_NAMES MM_NAMES_16
-#define MM_OPERANDS MM_OPERANDS_16
-#define MM_A "{%64, %65, %66, %67}"
-#define MM_B "%68"
-#define MM_ADD "%69"
-#endif
-#if MM_N == 144
-#define MM_COLUMNS "n144"
-#define MM_NAMES MM_NAMES_18
-#define MM_OPERANDS MM_OPERANDS_18
-#define MM_A "{%72, %73, %74, %75}"
-#define MM_B "%76"
-#define MM_ADD "%77"
-#endif
+/* The numbers of `a` and of what follows it, behind `pieces` accumulators. */
+#define MM_WGMMA(columns, pieces, a0, a1, a2, a3, b, add)                                          \
+    asm volatile("{\n.reg .pred p;\n"                                                              \
+                 "setp.ne.b32 p, %" #add ", 0;\n"                                                  \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns "k32.f32.e4m3.e4m3 "                 \
+                 "{" MM_NAMES_##pieces "}, {%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #b         \
+                                       ", p, 1, 1;\n}"                                             \
+                 : MM_OPERANDS_##pieces                                                            \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(descriptor), "r"(add_to))
 
-/* d = A B + (add ? d : 0) */
-MM_DEVICE void mm_wgmma(float (&d)[MM_N / 2], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                        uint64_t descriptor, uint32_t add) {
-    asm volatile("{\n.reg .pred p;\n"
-                 "setp.ne.b32 p, " MM_ADD ", 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64" MM_COLUMNS "k32.f32.e4m3.e4m3 "
-                 "{" MM_NAMES "}, " MM_A ", " MM_B ", p, 1, 1;\n}"
-                 : MM_OPERANDS
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(descriptor), "r"(add));
+/* d = A B + (add_to ? d : 0), of the first `COLUMNS` columns. `a`: four registers. */
+template <int32_t COLUMNS>
+MM_DEVICE void mm_wgmma(float *d, const uint32_t *a, uint64_t descriptor, uint32_t add_to) {
+    if constexpr (COLUMNS == 8)
+        MM_WGMMA(8, 1, 4, 5, 6, 7, 8, 9);
+    if constexpr (COLUMNS == 16)
+        MM_WGMMA(16, 2, 8, 9, 10, 11, 12, 13);
+    if constexpr (COLUMNS == 24)
+        MM_WGMMA(24, 3, 12, 13, 14, 15, 16, 17);
+    if constexpr (COLUMNS == 32)
+        MM_WGMMA(32, 4, 16, 17, 18, 19, 20, 21);
+    if constexpr (COLUMNS == 40)
+        MM_WGMMA(40, 5, 20, 21, 22, 23, 24, 25);
+    if constexpr (COLUMNS == 48)
+        MM_WGMMA(48, 6, 24, 25, 26, 27, 28, 29);
+    if constexpr (COLUMNS == 64)
+        MM_WGMMA(64, 8, 32, 33, 34, 35, 36, 37);
+    if constexpr (COLUMNS == 80)
+        MM_WGMMA(80, 10, 40, 41, 42, 43, 44, 45);
+    if constexpr (COLUMNS == 96)
+        MM_WGMMA(96, 12, 48, 49, 50, 51, 52, 53);
+    if constexpr (COLUMNS == 112)
+        MM_WGMMA(112, 14, 56, 57, 58, 59, 60, 61);
+    if constexpr (COLUMNS == 128)
+        MM_WGMMA(128, 16, 64, 65, 66, 67, 68, 69);
+    if constexpr (COLUMNS == 144)
+        MM_WGMMA(144, 18, 72, 73, 74, 75, 76, 77);
 }
 
 #endif

@@ -78,6 +78,16 @@ MM_DEVICE mm_reader mm_reader_of(const mm_team *team, mm_position at) {
     return reader;
 }
 
+/* x >> 16. Where MMAs of many columns leave few clocks for the pipe that shifts, by the other one:
+ * the upper half times 1 and the lower one times 0. */
+MM_DEVICE uint32_t mm_upper_half(uint32_t x) {
+    if (MM_N < 128)
+        return x >> 16;
+    uint32_t upper;
+    asm volatile("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(upper) : "r"(x), "r"(0x0100), "r"(0));
+    return upper;
+}
+
 /* Eight weights: the halves of a word become two registers of four E4M3 each. Volatile keeps this
  * before the wait and the group that it stands before. */
 MM_DEVICE void mm_decode(uint32_t word, uint2 magnitudes, uint32_t *low, uint32_t *high) {
@@ -91,7 +101,8 @@ MM_DEVICE void mm_decode(uint32_t word, uint2 magnitudes, uint32_t *low, uint32_
                  "prmt.b32 m, %1, %2, %3;\n"
                  "lop3.b32 %0, %4, 0x80808080, m, 0xEA;\n}"
                  : "=r"(*high)
-                 : "r"(magnitudes.x), "r"(magnitudes.y), "r"(selector >> 16), "r"(word << 4));
+                 : "r"(magnitudes.x), "r"(magnitudes.y), "r"(mm_upper_half(selector)),
+                   "r"(word << 4));
 }
 
 /* One row of a chunk: four k32 steps into every second register from `a`. */

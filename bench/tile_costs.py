@@ -4,7 +4,7 @@
 
     megamoe tune --device cuda:0 --geometry flash --tokens curve --json > flash.json
     megamoe tune --device cuda:0 --geometry pro --tokens curve --json > pro.json
-    bench/tile_costs.py flash.json pro.json > src/cuda/tile_costs.h
+    bench/tile_costs.py flash.json pro.json > tile_costs.h && mv tile_costs.h src/cuda/tile_costs.h
 
 A forward of T tokens with tiles of n takes o(T) + E max(c, r) + E (tiles(n) - 1) c: E experts, c the
 cost of a tile, r of reading an expert, o what does not depend on the tile. All of these are fitted by

@@ -4,9 +4,11 @@
  * and then the fastest one alone is measured beside the built-in choice: it was chosen for being
  * fast in the rounds before, so only new ones tell how fast it is.
  */
+#define _POSIX_C_SOURCE 200809L
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "progress.h"
 #include "tune.h"
@@ -17,6 +19,8 @@ enum { SCREENING_ROUNDS = 3, RANKS_MAX = 64 };
 static const double NEAR = 0.95;
 /* The least gain that is worth a plan of its own, and how sure it has to be. */
 static const double WORTH = 1.005, SURE = 0.99;
+/* For a GPU that has rested and then meets its power limit, calls become slower for 100 ms. */
+static const double SETTLING_S = 0.2;
 
 /* Times of a point, on their way to medians. */
 typedef struct times {
@@ -98,6 +102,24 @@ static int measure(const tune *t, const megamoe_plan *plan, double *scratch, dou
     return EXIT_DONE;
 }
 
+static double now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+/* Turns of the built-in choice that do not count: measured first, it would be at an advantage. */
+static int settle(const tune *t, double *scratch) {
+    const megamoe_plan built_in = MEGAMOE_INIT(megamoe_plan);
+    const double begin = now_s();
+    for (bool settled = false; !settled;) {
+        double us;
+        TRY(measure(t, &built_in, scratch, &us));
+        TRY(agree(t, now_s() - begin >= SETTLING_S, &settled));
+    }
+    return EXIT_DONE;
+}
+
 /* Medians over the rounds that a candidate was in. */
 static void summarize(tune_point *p, const times *all, int i) {
     tune_candidate *c = &p->candidates[i];
@@ -139,6 +161,7 @@ static void sort_out(tune_point *p, times *all) {
 static int screen(const tune *t, tune_point *p, times *all, double *scratch) {
     for (int i = 0; i < p->n; i++)
         all->given_up[i] = !p->candidates[i].same;
+    TRY(settle(t, scratch));
     for (int round = 0; round < SCREENING_ROUNDS; round++) {
         TRY(screen_round(t, p, all, round, scratch));
         sort_out(p, all);

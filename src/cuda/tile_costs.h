@@ -18,7 +18,7 @@
     X(MM_CUDA_MXFP4, 0, 16, 68.21)                                                                 \
     X(MM_CUDA_MXFP4, 0, 24, 71.81)                                                                 \
     X(MM_CUDA_MXFP4, 0, 32, 75.41)                                                                 \
-    X(MM_CUDA_MXFP4, 0, 40, 82.05)                                                                 \
+    X(MM_CUDA_MXFP4, 0, 40, 85.33)                                                                 \
     X(MM_CUDA_MXFP4, 0, 48, 88)                                                                    \
     X(MM_CUDA_MXFP4, 0, 64, 96)                                                                    \
     X(MM_CUDA_MXFP4, 0, 80, 112.3)                                                                 \
@@ -31,7 +31,7 @@
     X(MM_CUDA_MXFP4, 1, 48, 126.2)                                                                 \
     X(MM_CUDA_NVFP4_EXACT, 0, 8, 119.2)                                                            \
     X(MM_CUDA_NVFP4_EXACT, 0, 16, 129.7)                                                           \
-    X(MM_CUDA_NVFP4_EXACT, 0, 24, 130.3)                                                           \
+    X(MM_CUDA_NVFP4_EXACT, 0, 24, 135.5)                                                           \
     X(MM_CUDA_NVFP4_EXACT, 0, 32, 135.8)                                                           \
     X(MM_CUDA_NVFP4_EXACT, 0, 48, 147)                                                             \
     X(MM_CUDA_NVFP4_EXACT, 0, 64, 158.1)                                                           \
@@ -47,9 +47,9 @@
     X(MM_CUDA_NVFP4_FOLDED, 0, 64, 98)                                                             \
     X(MM_CUDA_NVFP4_FOLDED, 0, 80, 113.6)                                                          \
     X(MM_CUDA_NVFP4_FOLDED, 0, 96, 117.4)                                                          \
-    X(MM_CUDA_NVFP4_FOLDED, 0, 112, 125.7)                                                         \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 112, 128.2)                                                         \
     X(MM_CUDA_NVFP4_FOLDED, 0, 128, 133.9)                                                         \
-    X(MM_CUDA_NVFP4_FOLDED, 0, 144, 153.6)                                                         \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 144, 165.9)                                                         \
     X(MM_CUDA_NVFP4_FOLDED, 1, 16, 90.08)                                                          \
     X(MM_CUDA_NVFP4_FOLDED, 1, 32, 108.2)
 

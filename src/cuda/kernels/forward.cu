@@ -126,7 +126,6 @@ MM_DEVICE void mm_math(const mm_team *given, uint8_t *smem) {
             if (mm_thread() % TEAM_THREADS == 0)
                 mm_stamp(task->stamps, MM_CUDA_STAMP_FIRST);
         }
-        /* Sums of two loops would need registers of their own: there is one, for every scale. */
         mm_multiply(&reader, chunks, scales, half, valid, s);
         position = reader.at;
         mm_find_places(&own, smem);

@@ -15,13 +15,12 @@
 
 enum {
     OPERANDS = EXACT ? 32 : 16, /* registers of one chunk of 64 rows times 128 k */
-    /* Columns of narrower loops, for tiles with so few tokens; MM_N: there is none. Where registers
+    /* Whether there are loops of fewer columns, for tiles with so few tokens: where registers
      * suffice for another loop, and time is gained. */
-    FEWER =
-        MM_PROMOTE || EXACT || !(MM_N == 64 || (NVFP4 && MM_N == 80) || MM_N == 96 || MM_N == 112)
-            ? MM_N
-            : MM_N - 16,
-    FEWEST = FEWER < MM_N && MM_N == 96 && !NVFP4 ? MM_N - 32 : FEWER,
+    NARROWER =
+        !MM_PROMOTE && !EXACT && (MM_N == 64 || (MM_N == 80 && NVFP4) || MM_N == 96 || MM_N == 112),
+    FEWER = NARROWER ? MM_N - 16 : MM_N,
+    FEWEST = NARROWER && MM_N == 96 && !NVFP4 ? MM_N - 32 : FEWER,
     /* The next chunk leaves shared memory before this one is multiplied, where registers suffice.
      */
     AHEAD = MATH_WARPS == 8 ? MM_N <= (NVFP4 ? 128 : 144) : MM_N <= (NVFP4 ? 24 : 32)
@@ -40,6 +39,7 @@ typedef struct mm_reader {
     uint32_t stages;
     uint32_t scales, scale_stride; /* this lane's first exponents of stage 0, bytes of a stage */
     mm_position at;
+    /* Of the main loop. */
     uint32_t place; /* of its stage, bytes from stage 0 on */
     uint32_t last;  /* the stage before */
 } mm_reader;
@@ -72,9 +72,7 @@ MM_DEVICE mm_reader mm_reader_of(const mm_team *team, mm_position at) {
         (uint32_t)team->args->stages,
         team->shared + mm_stage_scales(team->args) + 4 * (thread % 4),
         SCALE_ROWS * mm_scale_bytes(team->args),
-        at,
-        at.stage * STAGE_BYTES,
-        at.stage};
+        at};
     return reader;
 }
 

@@ -45,6 +45,13 @@ def calls_of(run):
     return calls + (f", each after {rest / 1000:g} ms of rest" if rest else ", back to back")
 
 
+def steepest_of(points, floor):
+    """Between which neighbours time over floor rises most, in words. `floor`: its name in a point."""
+    over = [p["forward_us"]["median"] / p[floor] for p in points]
+    rise, i = max((b / a - 1, i) for i, (a, b) in enumerate(zip(over, over[1:])))
+    return f"{100 * rise:.1f} % ({points[i]['tokens']} to {points[i + 1]['tokens']} tokens)"
+
+
 def table_of(name, run):
     ceilings = run["ceilings"]
     print(f"\n## {title_of(run)}\n")
@@ -62,6 +69,10 @@ def table_of(name, run):
         print(f"| {p['tokens']} | {p['experts_active']} | {t['median']:.1f} | {t['min']:.1f} | "
               f"{t['p90']:.1f} | {p['stage_us']['median']:.1f} | {floor:.1f} | "
               f"{100 * floor / t['median']:.0f} % | {p['tflops']:.0f} | {beside} |")
+    if "--tokens curve" in run["command"]:
+        print("\nFrom one batch to the next, time over floor rises by at most "
+              f"{steepest_of(run['points'], 'nominal_floor_us')}; over floors by the ceilings that were "
+              f"measured here, {steepest_of(run['points'], 'floor_us')}.")
     print("\nWhere the time of one forward goes, us (means over thread blocks):\n")
     print("| tokens | begin | dispatch | FC1 | FC2 | combine | idle | total |")
     print("|---|---|---|---|---|---|---|---|")

@@ -2,7 +2,9 @@
 /*
  * Measures plans by turns. A first round has all candidates, a few more have those that are left,
  * and then the fastest one alone is measured beside the built-in choice: it was chosen for being
- * fast in the rounds before, so only new ones tell how fast it is.
+ * fast in the rounds before, so only new ones tell how fast it is. A GPU's clocks change meanwhile;
+ * so the built-in choice is measured again and again, and candidates are compared with what it
+ * takes before and after them.
  */
 #define _POSIX_C_SOURCE 200809L
 #include <inttypes.h>
@@ -13,7 +15,11 @@
 #include "progress.h"
 #include "tune.h"
 
-enum { SCREENING_ROUNDS = 3, RANKS_MAX = 64 };
+enum {
+    SCREENING_ROUNDS = 3,
+    GROUP = 8, /* candidates between two turns of the built-in choice */
+    RANKS_MAX = 64
+};
 
 /* Candidates that are slower than the fastest by more than this are given up after a round. */
 static const double NEAR = 0.95;
@@ -22,11 +28,12 @@ static const double WORTH = 1.005, SURE = 0.99;
 /* For a GPU that has rested and then meets its power limit, calls become slower for 100 ms. */
 static const double SETTLING_S = 0.2;
 
-/* Times of a point, on their way to medians. */
-typedef struct times {
-    double us[TUNE_MAX_CANDIDATES][SCREENING_ROUNDS];
+/* What the rounds of a point have found, on its way to medians. */
+typedef struct screening {
+    double ratios[TUNE_MAX_CANDIDATES][SCREENING_ROUNDS]; /* as those of tune_candidate */
+    double built_in_us[SCREENING_ROUNDS];
     bool given_up[TUNE_MAX_CANDIDATES];
-} times;
+} screening;
 
 static bench_gpu *gpu_of(const tune *t) {
     return t->b->arms[0].gpu;
@@ -109,62 +116,85 @@ static double now_s(void) {
 }
 
 /* Turns of the built-in choice that do not count: measured first, it would be at an advantage. */
-static int settle(const tune *t, double *scratch) {
-    const megamoe_plan built_in = MEGAMOE_INIT(megamoe_plan);
+static int settle(const tune *t, const tune_point *p, double *scratch) {
     const double begin = now_s();
     for (bool settled = false; !settled;) {
         double us;
-        TRY(measure(t, &built_in, scratch, &us));
+        TRY(measure(t, &p->candidates[0].plan, scratch, &us));
         TRY(agree(t, now_s() - begin >= SETTLING_S, &settled));
     }
     return EXIT_DONE;
 }
 
-/* Medians over the rounds that a candidate was in. */
-static void summarize(tune_point *p, const times *all, int i) {
+/* Medians over the rounds that a candidate was in; its time at the clocks of the built-in choice's.
+ */
+static void summarize(tune_point *p, const screening *s, int i) {
     tune_candidate *c = &p->candidates[i];
     double us[SCREENING_ROUNDS], ratios[SCREENING_ROUNDS];
     for (int r = 0; r < c->rounds; r++) {
-        us[r] = all->us[i][r];
-        ratios[r] = all->us[0][r] / us[r];
+        us[r] = s->built_in_us[r] / s->ratios[i][r];
+        ratios[r] = s->ratios[i][r];
     }
     c->us = statistics_median(us, (size_t)c->rounds);
     c->ratio = statistics_median(ratios, (size_t)c->rounds);
 }
 
-/* One turn of each candidate that is left, in the other order in every second round. */
-static int screen_round(const tune *t, tune_point *p, times *all, int round, double *scratch) {
-    for (int j = 0; j < p->n; j++) {
-        const int i = round % 2 == 0 ? j : p->n - 1 - j;
-        if (all->given_up[i])
-            continue;
-        TRY(measure(t, &p->candidates[i].plan, scratch, &all->us[i][round]));
-        p->candidates[i].rounds++;
+/* The next candidates from `*j` on that are left, in the order of the round; how many. */
+static int next_group(const tune_point *p, const screening *s, int round, int *j,
+                      int group[GROUP]) {
+    int n = 0;
+    for (; *j < p->n && n < GROUP; ++*j) {
+        const int i = round % 2 == 0 ? *j : p->n - *j;
+        if (!s->given_up[i])
+            group[n++] = i;
     }
+    return n;
+}
+
+/* One turn of each candidate that is left, in the other order in every second round. */
+static int screen_round(const tune *t, tune_point *p, screening *s, int round, double *scratch) {
+    double built_in[TUNE_MAX_CANDIDATES / GROUP + 2];
+    size_t turns = 0;
+    TRY(measure(t, &p->candidates[0].plan, scratch, &built_in[turns++]));
+    int group[GROUP], n;
+    for (int j = 1; (n = next_group(p, s, round, &j, group)) > 0;) {
+        double us[GROUP];
+        for (int k = 0; k < n; k++)
+            TRY(measure(t, &p->candidates[group[k]].plan, scratch, &us[k]));
+        TRY(measure(t, &p->candidates[0].plan, scratch, &built_in[turns++]));
+        const double before = built_in[turns - 2], after = built_in[turns - 1];
+        for (int k = 0; k < n; k++) {
+            s->ratios[group[k]][round] = (before + (after - before) * (k + 1) / (n + 1)) / us[k];
+            p->candidates[group[k]].rounds++;
+        }
+    }
+    s->built_in_us[round] = statistics_median(built_in, turns);
+    s->ratios[0][round] = 1;
+    p->candidates[0].rounds++;
     return EXIT_DONE;
 }
 
 /* Finds the fastest and gives up the slow ones; the built-in choice stays to be compared with. */
-static void sort_out(tune_point *p, times *all) {
+static void sort_out(tune_point *p, screening *s) {
     p->best = 0;
     for (int i = 0; i < p->n; i++) {
-        if (all->given_up[i])
+        if (s->given_up[i])
             continue;
-        summarize(p, all, i);
+        summarize(p, s, i);
         if (p->candidates[i].ratio > p->candidates[p->best].ratio)
             p->best = i;
     }
     for (int i = 1; i < p->n; i++)
-        all->given_up[i] |= p->candidates[i].ratio < NEAR * p->candidates[p->best].ratio;
+        s->given_up[i] |= p->candidates[i].ratio < NEAR * p->candidates[p->best].ratio;
 }
 
-static int screen(const tune *t, tune_point *p, times *all, double *scratch) {
+static int screen(const tune *t, tune_point *p, screening *s, double *scratch) {
     for (int i = 0; i < p->n; i++)
-        all->given_up[i] = !p->candidates[i].same;
-    TRY(settle(t, scratch));
+        s->given_up[i] = !p->candidates[i].same;
+    TRY(settle(t, p, scratch));
     for (int round = 0; round < SCREENING_ROUNDS; round++) {
-        TRY(screen_round(t, p, all, round, scratch));
-        sort_out(p, all);
+        TRY(screen_round(t, p, s, round, scratch));
+        sort_out(p, s);
     }
     return EXIT_DONE;
 }
@@ -198,17 +228,17 @@ static int measure_point(const tune *t, tune_point *p) {
     if (!bench_routes_count(&routes, p->tokens, t->b->ranks, 0, 0, &p->work))
         return report_error("out of memory for %" PRId64 " tokens", p->tokens);
     TRY(check_bits(t, p));
-    times *all = calloc(1, sizeof *all);
+    screening *s = calloc(1, sizeof *s);
     double *scratch = malloc((size_t)t->iterations * sizeof *scratch);
     double *ratios = malloc(3 * (size_t)t->rounds * sizeof *ratios);
-    int code = all != NULL && scratch != NULL && ratios != NULL
-                   ? screen(t, p, all, scratch)
+    int code = s != NULL && scratch != NULL && ratios != NULL
+                   ? screen(t, p, s, scratch)
                    : report_error("out of memory for %" PRId64 " rounds", t->rounds);
     if (code == EXIT_DONE)
         code = duel(t, p, scratch, ratios);
     free(ratios);
     free(scratch);
-    free(all);
+    free(s);
     return code;
 }
 

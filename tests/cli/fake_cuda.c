@@ -5,6 +5,7 @@
  *
  *   FAKE_CUDA_FAST_LAG=N    5 us while the last forward has FC2 follow FC1 by N token tiles
  *   FAKE_CUDA_WRONG_LAG=N   such a forward writes into its output
+ *   FAKE_CUDA_DRIFT=N       events become up to half as slow again, and as fast as before, every N
  */
 #define _GNU_SOURCE
 #include <stdbool.h>
@@ -29,7 +30,8 @@ enum { MOST_FILLED = 64 << 20, MAX_MAPPINGS = 256 };
 
 static _Thread_local CUcontext current;
 static bool capturing;
-static int events, pace_us = 10; /* the events' clock, and how fast it goes */
+static int events;
+static double clock_us, pace_us = 10; /* the events' clock, and how fast it goes */
 
 /* What handles are, but those of events. */
 static char handle;
@@ -275,19 +277,31 @@ CUresult cuStreamSynchronize(CUstream stream) {
     return capturing ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-/* An event is a number, which the handle points to. */
-CUresult cuEventCreate(CUevent *event, unsigned flags) {
-    int *number = malloc(sizeof *number);
-    *event = (CUevent)(void *)number;
-    return number ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+/* How much slower events are by now. */
+static double drift(void) {
+    const char *text = getenv("FAKE_CUDA_DRIFT");
+    const int half = text ? (int)strtol(text, NULL, 10) / 2 : 0;
+    return half > 0 ? 1.5 - 0.5 * abs(events % (2 * half) - half) / half : 1;
 }
 
-static int *number_of(CUevent event) {
-    return (int *)(void *)event;
+/* An event is a time, which the handle points to. */
+CUresult cuEventCreate(CUevent *event, unsigned flags) {
+    double *time = malloc(sizeof *time);
+    *event = (CUevent)(void *)time;
+    return time ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static double *time_of(CUevent event) {
+    return (double *)(void *)event;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+    events++;
+    *time_of(event) = clock_us += pace_us * drift();
+    return CUDA_SUCCESS;
 }
 
 DOES(cuEventDestroy, (CUevent event), free(event))
-DOES(cuEventRecord, (CUevent event, CUstream stream), *number_of(event) = (events += pace_us))
 DOES(cuEventElapsedTime, (float *milliseconds, CUevent start, CUevent end),
-     *milliseconds = 0.001F * (float)(*number_of(end) - *number_of(start)))
+     *milliseconds = (float)(0.001 * (*time_of(end) - *time_of(start))))
 /* NOLINTEND(misc-unused-parameters) */

@@ -198,6 +198,19 @@ class Measuring(Tune):
         self.assertEqual((report.returncode, report.stderr), (0, ""))
         self.assertRegex(report.stdout, r"\| 64 \| \d+, all \| 10.0 \| 8, 17 \| 5.0 \| 100.0 % \|")
 
+    def test_clocks_that_change(self):
+        done = self.tune("--tokens", 64, FAKE_CUDA_DRIFT="600")
+        point, = done["points"]
+        for c in point["candidates"]:
+            self.assertEqual(c["rounds"], 3)
+            self.assertAlmostEqual(c["ratio"], 1, delta=0.04)
+        done = self.tune("--tokens", 64, FAKE_CUDA_DRIFT="600", FAKE_CUDA_FAST_LAG="17")
+        point, = done["points"]
+        self.assertTrue(point["wins"])
+        self.assertEqual(point["best"]["lag"], 17)
+        for c in point["candidates"]:
+            self.assertAlmostEqual(c["ratio"], 2 if c["lag"] == 17 else 1, delta=0.08)
+
     def test_a_plan_of_other_bits_is_an_error(self):
         done = self.fails_after("--tokens", "64", "--json", FAKE_CUDA_WRONG_LAG="17",
                                 FAKE_CUDA_FAST_LAG="17")

@@ -102,28 +102,30 @@ template <int32_t COLUMNS>
 MM_DEVICE void mm_wgmma(float *d, const uint32_t *a, uint64_t descriptor, uint32_t add_to) {
     if constexpr (COLUMNS == 8)
         MM_WGMMA(8, 1, 4, 5, 6, 7, 8, 9);
-    if constexpr (COLUMNS == 16)
+    else if constexpr (COLUMNS == 16)
         MM_WGMMA(16, 2, 8, 9, 10, 11, 12, 13);
-    if constexpr (COLUMNS == 24)
+    else if constexpr (COLUMNS == 24)
         MM_WGMMA(24, 3, 12, 13, 14, 15, 16, 17);
-    if constexpr (COLUMNS == 32)
+    else if constexpr (COLUMNS == 32)
         MM_WGMMA(32, 4, 16, 17, 18, 19, 20, 21);
-    if constexpr (COLUMNS == 40)
+    else if constexpr (COLUMNS == 40)
         MM_WGMMA(40, 5, 20, 21, 22, 23, 24, 25);
-    if constexpr (COLUMNS == 48)
+    else if constexpr (COLUMNS == 48)
         MM_WGMMA(48, 6, 24, 25, 26, 27, 28, 29);
-    if constexpr (COLUMNS == 64)
+    else if constexpr (COLUMNS == 64)
         MM_WGMMA(64, 8, 32, 33, 34, 35, 36, 37);
-    if constexpr (COLUMNS == 80)
+    else if constexpr (COLUMNS == 80)
         MM_WGMMA(80, 10, 40, 41, 42, 43, 44, 45);
-    if constexpr (COLUMNS == 96)
+    else if constexpr (COLUMNS == 96)
         MM_WGMMA(96, 12, 48, 49, 50, 51, 52, 53);
-    if constexpr (COLUMNS == 112)
+    else if constexpr (COLUMNS == 112)
         MM_WGMMA(112, 14, 56, 57, 58, 59, 60, 61);
-    if constexpr (COLUMNS == 128)
+    else if constexpr (COLUMNS == 128)
         MM_WGMMA(128, 16, 64, 65, 66, 67, 68, 69);
-    if constexpr (COLUMNS == 144)
+    else if constexpr (COLUMNS == 144)
         MM_WGMMA(144, 18, 72, 73, 74, 75, 76, 77);
+    else
+        static_assert(COLUMNS < 0, "MMAs of this width are not written down here");
 }
 
 #endif

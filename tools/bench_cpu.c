@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE
 #include "bench_cpu.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "monotonic.h"
 #include "report.h"
 #include "synth.h"
 
@@ -62,12 +61,6 @@ int bench_cpu_set_batch(bench_cpu *m, int64_t tokens) {
     return EXIT_DONE;
 }
 
-static double now_us(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
-}
-
 int bench_cpu_time(bench_cpu *m, uint64_t draw, bench_cpu_sample *sample) {
     const megamoe_view x = {m->x, MEGAMOE_DTYPE_BF16, m->tokens, 0};
     const megamoe_view ids = {m->ids, MEGAMOE_DTYPE_I32, m->tokens, 0};
@@ -75,11 +68,11 @@ int bench_cpu_time(bench_cpu *m, uint64_t draw, bench_cpu_sample *sample) {
     const megamoe_view y = {m->y, MEGAMOE_DTYPE_BF16, m->tokens, 0};
     bench_routes_draw(&m->options.routes, m->tokens, 0, draw, m->ids);
     sample->load = routing_measure(m->options.routes.routing, m->ids, m->tokens);
-    const double start = now_us();
+    const double start = monotonic_ms();
     megamoe_status status = megamoe_stage(m->workspace, &x, &ids, &weights, m->tokens, NULL);
     if (status == MEGAMOE_OK)
         status = megamoe_forward(m->options.layer, m->workspace, &y, NULL);
-    sample->us = now_us() - start;
+    sample->us = 1e3 * (monotonic_ms() - start);
     if (status == MEGAMOE_OK)
         status = megamoe_workspace_status(m->workspace, NULL);
     return status == MEGAMOE_OK ? EXIT_DONE : report_failure(status);

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "bench.h"
+#include "monotonic.h"
 #include "order.h"
 #include "progress.h"
 #include "statistics.h"
@@ -24,12 +25,6 @@ typedef struct samples {
     double experts, routes, imbalance; /* sums */
     int64_t n;
 } samples;
-
-static double now_seconds(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
 
 static void sleep_seconds(double seconds) {
     struct timespec rest = {.tv_sec = (time_t)seconds};
@@ -158,13 +153,13 @@ static int set_batch(const bench *b, bench_arm *arm, bench_point *p) {
 
 static int measure_rounds(bench *b, int index, samples *all, double *scratch) {
     const bench_request *request = b->request;
-    const double end = now_seconds() + request->seconds * b->n_arms;
+    const double end = monotonic_ms() + 1e3 * request->seconds * b->n_arms;
     for (int64_t round = 0; round < most_rounds(b); round++) {
         for (int i = 0; i < b->n_arms; i++) {
             const int n = order_of_round((uint64_t)request->seed, round, b->n_arms, i);
             TRY(measure_round(b, &b->arms[n], &b->arms[n].points[index], &all[n], scratch));
         }
-        if (request->rounds == 0 && round + 1 >= LEAST_ROUNDS && now_seconds() > end)
+        if (request->rounds == 0 && round + 1 >= LEAST_ROUNDS && monotonic_ms() > end)
             break;
     }
     return EXIT_DONE;

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "commands.h"
+#include "monotonic.h"
 #include "options.h"
 #include "report.h"
 
@@ -131,15 +132,9 @@ static bool reap(job *j) {
     return before == 0 && j->code != 0;
 }
 
-static int64_t now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
 /* Until all have ended. `watched` are blocked: those of the launcher go to all ranks. */
 static void watch(job *j, const sigset_t *watched) {
-    int64_t kill_at = 0; /* 0: nothing has gone wrong */
+    double kill_at = 0; /* 0: nothing has gone wrong */
     while (j->running > 0) {
         const struct timespec while_ending = {.tv_nsec = 100000000};
         const int signal = sigtimedwait(watched, NULL, &while_ending);
@@ -147,9 +142,9 @@ static void watch(job *j, const sigset_t *watched) {
             (void)kill(-j->group, signal);
         if (reap(j)) {
             (void)kill(-j->group, SIGTERM);
-            kill_at = now_ms() + GRACE_MS;
+            kill_at = monotonic_ms() + GRACE_MS;
         }
-        if (kill_at && now_ms() >= kill_at)
+        if (kill_at > 0 && monotonic_ms() >= kill_at)
             (void)kill(-j->group, SIGKILL);
     }
 }

@@ -1,18 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define _GNU_SOURCE
 #include "rank.h"
 
 #include <stdlib.h>
-#include <time.h>
+
+#include "monotonic.h"
 
 /* Long enough for the scalar kernels on a shared core; on a GPU for ranks that take turns. */
 enum { DEADLINE_MS = 600000, GPU_DEADLINE_MS = 60000 };
-
-double rank_now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
-}
 
 int64_t rank_part_begin(int64_t n, int32_t parts, int32_t r) {
     const int64_t longer = n % parts;
@@ -55,10 +49,10 @@ megamoe_status rank_create(rank *r, int64_t pool_rows) {
     capacity.tokens = longest > 0 ? longest : 1;
     capacity.pool_rows = pool_rows;
     capacity.deadline_ms = ranks_on_gpu(r->options->device) ? GPU_DEADLINE_MS : DEADLINE_MS;
-    const double start = rank_now_ms();
+    const double start = monotonic_ms();
     megamoe_status status =
         megamoe_layer_create(r->comm, r->device, r->source->weights, &options, &r->layer);
-    r->create_ms = rank_now_ms() - start;
+    r->create_ms = monotonic_ms() - start;
     if (status == MEGAMOE_OK)
         status = megamoe_workspace_create(r->comm, r->device, &shape, &capacity, &r->workspace);
     return status;
@@ -69,14 +63,14 @@ megamoe_status rank_stage(rank *r, void *stream) {
 }
 
 megamoe_status rank_forward(rank *r) {
-    const double start = rank_now_ms();
+    const double start = monotonic_ms();
     megamoe_status status = rank_stage(r, NULL);
     if (status == MEGAMOE_OK)
         status = megamoe_forward(r->layer, r->workspace, &r->y, NULL);
     /* What a forward finds while it computes is pending until somebody asks. */
     if (status == MEGAMOE_OK)
         status = megamoe_workspace_status(r->workspace, NULL);
-    r->forward_ms = rank_now_ms() - start;
+    r->forward_ms = monotonic_ms() - start;
     return status;
 }
 

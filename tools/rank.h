@@ -32,8 +32,6 @@ typedef struct rank {
     int64_t routes, expert_min, expert_max;
 } rank;
 
-double rank_now_ms(void);
-
 /* Where the r-th of `parts` contiguous parts of n begins; the first n mod parts are one longer. */
 int64_t rank_part_begin(int64_t n, int32_t parts, int32_t r);
 

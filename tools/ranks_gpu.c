@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "gpu.h"
+#include "monotonic.h"
 #include "parallel.h"
 #include "rank.h"
 #include "report.h"
@@ -51,7 +52,7 @@ static int upload_batch(gpu *g, rank *ranks, rank_memory *memory) {
 
 static int launch(gpu *g, rank *ranks, megamoe_forward_call *calls) {
     const int32_t n = ranks[0].options->ranks;
-    const double start = rank_now_ms();
+    const double start = monotonic_ms();
     for (int32_t i = 0; i < n; i++) {
         calls[i] =
             (megamoe_forward_call){ranks[i].layer, ranks[i].workspace, &ranks[i].y, gpu_stream(g)};
@@ -59,7 +60,7 @@ static int launch(gpu *g, rank *ranks, megamoe_forward_call *calls) {
     }
     TRY_LIBRARY(megamoe_forward_group(calls, n));
     TRY(gpu_wait(g));
-    ranks[0].forward_ms = rank_now_ms() - start;
+    ranks[0].forward_ms = monotonic_ms() - start;
     for (int32_t i = 0; i < n; i++)
         TRY_LIBRARY(megamoe_workspace_status(ranks[i].workspace, NULL));
     return EXIT_DONE;
@@ -177,11 +178,11 @@ static int forward_in_memory(gpu *g, rank *r) {
     TRY(gpu_allocate(g, "the output", bytes, &r->y.data));
     TRY(gpu_fill(g, r->y.data, 0xFF, bytes));
     TRY(gpu_wait(g));
-    const double start = rank_now_ms();
+    const double start = monotonic_ms();
     TRY_LIBRARY(rank_stage(r, gpu_stream(g)));
     TRY_LIBRARY(megamoe_forward(r->layer, r->workspace, &r->y, gpu_stream(g)));
     TRY(gpu_wait(g));
-    r->forward_ms = rank_now_ms() - start;
+    r->forward_ms = monotonic_ms() - start;
     TRY_LIBRARY(megamoe_workspace_status(r->workspace, NULL));
     TRY(gpu_download(g, host, r->y.data, bytes));
     r->y.data = host;

@@ -6,8 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "monotonic.h"
 #include "random.h"
-#include "rank.h"
+#include "ranks.h"
 #include "report.h"
 #include "synth.h"
 
@@ -243,9 +244,9 @@ int stack_step(void *user, int64_t step, int64_t tokens, double *seconds) {
     if (s->gpu != NULL) {
         TRY(compute_on_gpu(s, tokens, seconds));
     } else {
-        const double start = rank_now_ms();
+        const double start = monotonic_ms();
         TRY(enqueue_layers(s, tokens));
-        *seconds = (rank_now_ms() - start) * 1e-3;
+        *seconds = (monotonic_ms() - start) * 1e-3;
     }
     TRY_LIBRARY(megamoe_workspace_status(s->workspace, NULL));
     return most_of_ranks(s, *seconds, seconds);

@@ -6,12 +6,11 @@
  * so the built-in choice is measured again and again, and candidates are compared with what it
  * takes before and after them.
  */
-#define _POSIX_C_SOURCE 200809L
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "monotonic.h"
 #include "progress.h"
 #include "tune.h"
 
@@ -26,7 +25,7 @@ static const double NEAR = 0.95;
 /* The least gain that is worth a plan of its own, and how sure it has to be. */
 static const double WORTH = 1.005, SURE = 0.99;
 /* For a GPU that has rested and then meets its power limit, calls become slower for 100 ms. */
-static const double SETTLING_S = 0.2;
+static const double SETTLING_MS = 200;
 
 /* What the rounds of a point have found, on its way to medians. */
 typedef struct screening {
@@ -109,19 +108,13 @@ static int measure(const tune *t, const megamoe_plan *plan, double *scratch, dou
     return EXIT_DONE;
 }
 
-static double now_s(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
-}
-
 /* Turns of the built-in choice that do not count: measured first, it would be at an advantage. */
 static int settle(const tune *t, const tune_point *p, double *scratch) {
-    const double begin = now_s();
+    const double begin = monotonic_ms();
     for (bool settled = false; !settled;) {
         double us;
         TRY(measure(t, &p->candidates[0].plan, scratch, &us));
-        TRY(agree(t, now_s() - begin >= SETTLING_S, &settled));
+        TRY(agree(t, monotonic_ms() - begin >= SETTLING_MS, &settled));
     }
     return EXIT_DONE;
 }

@@ -289,6 +289,14 @@ void gpu_reference(const setup *s, const batch *b, uint16_t *y) {
                                    &vy));
 }
 
+void gpu_reference_repeated(const setup *s, const batch *b, int64_t distinct, uint16_t *y) {
+    const batch first = batch_part(b, 0, distinct);
+    gpu_reference(s, &first, y);
+    const size_t row = (size_t)b->hidden;
+    for (size_t t = (size_t)distinct; t < (size_t)b->tokens; t++)
+        memcpy(y + t * row, y + (t - (size_t)distinct) * row, row * sizeof *y);
+}
+
 uint16_t *gpu_rows(const batch *b) {
     uint16_t *rows = calloc((size_t)(b->tokens * b->hidden) + 1, sizeof *rows);
     T_REQUIRE(rows);

@@ -110,6 +110,8 @@ void gpu_force_tile(fleet *f, int32_t tile);
 
 /* What the scalar reference with the tensor core's sum makes of a batch; rows without gaps. */
 void gpu_reference(const setup *s, const batch *b, uint16_t *y);
+/* Of a batch after batch_repeat. */
+void gpu_reference_repeated(const setup *s, const batch *b, int64_t distinct, uint16_t *y);
 
 /* Memory for [tokens][hidden] BF16. The caller frees. */
 uint16_t *gpu_rows(const batch *b);

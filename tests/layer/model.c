@@ -194,6 +194,15 @@ void batch_mask(batch *b, uint32_t one_in, t_random *random) {
             b->ids[i] = -1;
 }
 
+void batch_repeat(batch *b, int64_t distinct) {
+    for (int64_t t = distinct; t < b->tokens; t++) {
+        const batch from = batch_part(b, t - distinct, 1), to = batch_part(b, t, 1);
+        memcpy(to.x, from.x, (size_t)b->hidden * sizeof *b->x);
+        memcpy(to.ids, from.ids, (size_t)b->topk * sizeof *b->ids);
+        memcpy(to.weights, from.weights, (size_t)b->topk * sizeof *b->weights);
+    }
+}
+
 batch batch_part(const batch *b, int64_t first, int64_t n) {
     batch part = *b;
     part.tokens = n;

@@ -47,6 +47,8 @@ batch batch_random(const model *m, int64_t tokens, int32_t topk, routing kind, t
 void batch_free(batch *b);
 /* Masks about one slot in `one_in`. */
 void batch_mask(batch *b, uint32_t one_in, t_random *random);
+/* From now on token t is token t % distinct. */
+void batch_repeat(batch *b, int64_t distinct);
 /* Tokens first..first + n - 1 of b, in the same memory. */
 batch batch_part(const batch *b, int64_t first, int64_t n);
 

@@ -7,6 +7,7 @@
 
 #include "base/device.h"
 #include "cuda/device.h"
+#include "cuda/workspace.h"
 #include "gpu.h"
 
 enum { TOKENS = 37, TOPK = 2, HIDDEN = 160, EXPERTS = 6 };
@@ -320,6 +321,41 @@ T_CASE(errors_a_deadline_passes) {
     close_streams(&c);
     check_halves(&x);
     close_subject(&x);
+}
+
+/* Kernels of all ranks run, and one is in another epoch: nobody is told what it waits for. */
+T_CASE(errors_a_deadline_ends_all_ranks) {
+    for (int32_t ranks = 2; ranks <= 8; ranks *= 2) {
+        subject x = open_subject(23);
+        x.s.ranks = ranks;
+        x.s.folded = true;
+        x.s.pool_rows = TOKENS * TOPK;
+        x.s.deadline_ms = 200;
+        x.f = fleet_open(&x.s);
+        T_OK(mm_cuda_workspace_set_epoch(x.f.rank[ranks / 2].workspace->cuda, 5));
+        gpu_batch_put(&x.buffers, &x.b);
+        gpu_stage(&x.f, &x.buffers, x.g.stream);
+        const double start = seconds();
+        T_OK(gpu_compute(&x.f, &x.buffers, x.g.stream));
+        gpu_wait();
+        const double waited = seconds() - start;
+        T_CHECK_MSG(waited > 0.19 && waited < 5, "%d ranks: %g seconds", ranks, waited);
+        for (int32_t r = 0; r < ranks; r++) {
+            megamoe_workspace_detail d = MEGAMOE_INIT(megamoe_workspace_detail);
+            const megamoe_status status = megamoe_workspace_status(x.f.rank[r].workspace, &d);
+            T_CHECK_MSG(status == MEGAMOE_ETIMEDOUT || status == MEGAMOE_EPEER, "rank %d of %d: %s",
+                        r, ranks, megamoe_status_name(status));
+            T_EQ_INT(d.phase, MEGAMOE_PHASE_COUNT);
+            T_EQ_INT(d.epoch, r == ranks / 2 ? 6 : 1);
+        }
+        T_CHECK_MSG(gpu_batch_untouched(&x.buffers), "%d ranks: y was written", ranks);
+        fleet_close(&x.f);
+        x.s.deadline_ms = GPU_DEADLINE_MS;
+        x.f = fleet_open(&x.s);
+        check_recovery(&x);
+        fleet_close(&x.f);
+        close_subject(&x);
+    }
 }
 
 T_CASE(errors_an_abort_ends_a_wait) {

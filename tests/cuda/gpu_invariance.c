@@ -18,7 +18,8 @@ typedef struct subject {
 
 static const char *const routings[] = {"random", "hot", "repeated"};
 
-static subject open_subject(const gpu *g, int kind, int format, uint64_t stream) {
+static subject open_subject(const gpu *g, int kind, int format, megamoe_accumulate accumulate,
+                            uint64_t stream) {
     t_random r = t_random_start(stream);
     const model_recipe recipe = {format ? MEGAMOE_FORMAT_NVFP4 : MEGAMOE_FORMAT_MXFP4,
                                  HIDDEN,
@@ -39,7 +40,8 @@ static subject open_subject(const gpu *g, int kind, int format, uint64_t stream)
                   .topk = TOPK,
                   .tokens = TOKENS,
                   .input_scale = kind == 1 ? MEGAMOE_SCALE_BLOCK : MEGAMOE_SCALE_TOKEN,
-                  .options.nvfp4 = format == 2 ? MEGAMOE_NVFP4_FOLDED : MEGAMOE_NVFP4_EXACT};
+                  .options = {.accumulate = accumulate,
+                              .nvfp4 = format == 2 ? MEGAMOE_NVFP4_FOLDED : MEGAMOE_NVFP4_EXACT}};
     return s;
 }
 
@@ -69,27 +71,31 @@ static void take_want(subject *s, fleet *f) {
     gpu_same(s->want, s->y, &few, "against the reference");
 }
 
+static void check_batches(const gpu *g, int kind, int format, megamoe_accumulate accumulate) {
+    t_random r = t_random_start(10 + (uint64_t)kind);
+    subject s = open_subject(g, kind, format, accumulate, 20 + (uint64_t)(3 * kind + format));
+    fleet f = fleet_open(&s.s);
+    take_want(&s, &f);
+    int32_t tiles[GPU_TILES_MAX];
+    const int32_t count = gpu_tiles(&f, tiles);
+    for (int32_t i = -1; i < count; i++) {
+        const int32_t tile = i < 0 ? 0 : tiles[i];
+        gpu_force_tile(&f, tile);
+        for (int64_t n = 1; n <= TOKENS; n += 1 + n * 2 / 5)
+            check_part(&s, &f, (int64_t)t_below(&r, (uint32_t)(TOKENS - n + 1)), n, routings[kind],
+                       tile);
+        check_part(&s, &f, 0, TOKENS, routings[kind], tile);
+    }
+    fleet_close(&f);
+    close_subject(&s);
+}
+
 T_CASE(invariance_batches_up_to_4096_tokens_in_every_tile) {
     gpu g = gpu_start();
     for (int kind = 0; kind < 3; kind++)
-        for (int format = 0; format < 3; format++) {
-            t_random r = t_random_start(10 + (uint64_t)kind);
-            subject s = open_subject(&g, kind, format, 20 + (uint64_t)(3 * kind + format));
-            fleet f = fleet_open(&s.s);
-            take_want(&s, &f);
-            int32_t tiles[GPU_TILES_MAX];
-            const int32_t count = gpu_tiles(&f, tiles);
-            for (int32_t i = -1; i < count; i++) {
-                const int32_t tile = i < 0 ? 0 : tiles[i];
-                gpu_force_tile(&f, tile);
-                for (int64_t n = 1; n <= TOKENS; n += 1 + n * 2 / 5)
-                    check_part(&s, &f, (int64_t)t_below(&r, (uint32_t)(TOKENS - n + 1)), n,
-                               routings[kind], tile);
-                check_part(&s, &f, 0, TOKENS, routings[kind], tile);
-            }
-            fleet_close(&f);
-            close_subject(&s);
-        }
+        for (int format = 0; format < 3; format++)
+            for (int promote = 0; promote < 2; promote++)
+                check_batches(&g, kind, format, (megamoe_accumulate)promote);
     gpu_end(&g);
 }
 
@@ -122,8 +128,10 @@ static void check_ranks(subject *s, int32_t ranks, const int32_t *map, int32_t p
 
 T_CASE(invariance_folded_ranks) {
     gpu g = gpu_start();
-    for (int kind = 0; kind < 3; kind++) {
-        subject s = open_subject(&g, kind, kind, 40 + (uint64_t)kind);
+    for (int i = 0; i < 9; i++) {
+        const int kind = i / 3, format = i % 3;
+        subject s =
+            open_subject(&g, kind, format, (megamoe_accumulate)(kind == format), 40 + (uint64_t)i);
         fleet f = fleet_open(&s.s);
         take_want(&s, &f);
         fleet_close(&f);
@@ -140,7 +148,7 @@ T_CASE(invariance_placement_and_replicas) {
     static const int32_t replicas[] = {6, 0, 6, 1, 3, 2, 4, 5, 6, 3, 0, 7, 8, 9, 10, 11, 6};
     gpu g = gpu_start();
     for (int kind = 0; kind < 3; kind++) {
-        subject s = open_subject(&g, kind, 0, 50 + (uint64_t)kind);
+        subject s = open_subject(&g, kind, 0, MEGAMOE_ACCUMULATE_MMA, 50 + (uint64_t)kind);
         fleet f = fleet_open(&s.s);
         take_want(&s, &f);
         fleet_close(&f);
@@ -156,7 +164,7 @@ T_CASE(invariance_placement_and_replicas) {
 /* The share of multiprocessors that a forward may use. */
 T_CASE(invariance_thread_blocks) {
     gpu g = gpu_start();
-    subject s = open_subject(&g, 0, 0, 60);
+    subject s = open_subject(&g, 0, 0, MEGAMOE_ACCUMULATE_MMA, 60);
     fleet f = fleet_open(&s.s);
     take_want(&s, &f);
     fleet_close(&f);
@@ -166,6 +174,8 @@ T_CASE(invariance_thread_blocks) {
         check_part(&s, &few, 0, 1, "thread blocks", counts[i]);
         check_part(&s, &few, 100, 40, "thread blocks", counts[i]);
         check_part(&s, &few, 200, 1000, "thread blocks", counts[i]);
+        if (counts[i] < 4) /* more of a block's own tokens than it has bits for */
+            check_part(&s, &few, 0, TOKENS, "thread blocks", counts[i]);
         fleet_close(&few);
     }
     close_subject(&s);

@@ -4,7 +4,9 @@
 
 #include "gpu.h"
 
-static void check(const gpu *g, int32_t ranks, int kind, megamoe_accumulate accumulate) {
+/* `ctas` 0: as many thread blocks as there are. */
+static void check(const gpu *g, int32_t ranks, int kind, megamoe_accumulate accumulate,
+                  int32_t ctas) {
     t_random r = t_random_start(10 + (uint64_t)kind);
     const model_recipe recipe = {kind ? MEGAMOE_FORMAT_NVFP4 : MEGAMOE_FORMAT_MXFP4,
                                  160,
@@ -27,7 +29,7 @@ static void check(const gpu *g, int32_t ranks, int kind, megamoe_accumulate accu
                            .nvfp4 = kind == 2 ? MEGAMOE_NVFP4_FOLDED : MEGAMOE_NVFP4_EXACT}};
     uint16_t *want = gpu_rows(&b), *y = gpu_rows(&b);
     gpu_reference(&s, &b, want);
-    fleet f = fleet_open(&s);
+    fleet f = gpu_fleet_open(&s, ctas);
     gpu_batch buffers = gpu_batch_open(5, 160, 2);
     for (int i = 0; i < 3; i++) { /* both parities */
         gpu_forward(&f, &buffers, &b, y, g->stream);
@@ -45,6 +47,13 @@ T_CASE(sanitize_small_forwards) {
     gpu g = gpu_start();
     for (int kind = 0; kind < 3; kind++)
         for (int promote = 0; promote < 2; promote++)
-            check(&g, 1 + (kind + promote) % 2, kind, (megamoe_accumulate)promote);
+            check(&g, 1 + (kind + promote) % 2, kind, (megamoe_accumulate)promote, 0);
+    gpu_end(&g);
+}
+
+T_CASE(sanitize_forwards_of_one_block) {
+    gpu g = gpu_start();
+    for (int kind = 0; kind < 3; kind++)
+        check(&g, 1, kind, MEGAMOE_ACCUMULATE_MMA, 1);
     gpu_end(&g);
 }

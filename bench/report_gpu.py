@@ -8,6 +8,7 @@
 Of several ranks (`megamoe launch -n 2 -- megamoe bench --device cuda ...`) NAME.json stands beside
 NAME-alone.json, one rank with the same load, and links.json has `megamoe info --measure --json`.
 """
+import collections
 import json
 import pathlib
 import sys
@@ -27,11 +28,26 @@ replay. "Alone" is one GPU with the load of one rank and no other ranks, measure
 
 def title_of(run):
     words = [run["layer"], run["format"]]
-    if run.get("arm", "base") != "base":
-        words.insert(0, run["arm"])
     if run["format"] == "nvfp4":
         words.append(run["nvfp4"])
     words.append("one scale per " + ("token" if run["input_scale"] == "token" else "128 channels"))
+    return ", ".join(words)
+
+
+def is_curve(run):
+    return "--tokens curve" in run["command"]
+
+
+def rest_of(run):
+    rest = run.get("padding_us", 0)
+    return f"{rest / 1000:g} ms of rest" if rest else "back to back"
+
+
+def heading_of(run, of_several):
+    """Of a section of its own: what is measured, and how. `of_several`: an arm among others."""
+    arm = run.get("arm", "base")
+    words = [arm] if of_several or arm != "base" else []
+    words += [title_of(run), rest_of(run)] + (["curve"] if is_curve(run) else [])
     return ", ".join(words)
 
 
@@ -41,8 +57,13 @@ def calls_of(run):
     calls += " of each batch"
     if "warm_ups" in run:
         calls += f", after {run['warm_ups']}"
-    rest = run.get("padding_us", 0)
-    return calls + (f", each after {rest / 1000:g} ms of rest" if rest else ", back to back")
+    return calls + (", each after " if run.get("padding_us", 0) else ", ") + rest_of(run)
+
+
+def usual_build_of(runs):
+    """The commit of most arms in a folder."""
+    builds = collections.Counter(arm["commit"] for _, run in runs for arm in arms_of(run) if "commit" in arm)
+    return builds.most_common(1)[0][0] if builds else None
 
 
 def steepest_of(points, floor):
@@ -52,13 +73,15 @@ def steepest_of(points, floor):
     return f"{100 * rise:.1f} % ({points[i]['tokens']} to {points[i + 1]['tokens']} tokens)"
 
 
-def table_of(name, run):
+def table_of(name, run, heading, usual_build):
     ceilings = run["ceilings"]
-    print(f"\n## {title_of(run)}\n")
+    print(f"\n## {heading}\n")
     print(f"[{name}]({name}), {run['date']}, build {run['commit']}: `{run['command']}`: {calls_of(run)}. Read {ceilings['read_gbs'][0]:.0f} and "
           f"{ceilings['read_gbs'][1]:.0f} GB/s, E4M3 {ceilings['mma_tflops'][0]:.0f} and "
           f"{ceilings['mma_tflops'][1]:.0f} TFLOP/s, before and after. Workspace for "
           f"{run['capacity']} tokens: {run['workspace_bytes'] / 1e6:.0f} MB.\n")
+    if run["commit"] != usual_build:
+        print(f"Of another build than most of this page, {usual_build}.\n")
     print("| tokens | experts | us | min | p90 | stage us | floor us | of floor | TFLOP/s | public us | times |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
     for p in run["points"]:
@@ -69,7 +92,7 @@ def table_of(name, run):
         print(f"| {p['tokens']} | {p['experts_active']} | {t['median']:.1f} | {t['min']:.1f} | "
               f"{t['p90']:.1f} | {p['stage_us']['median']:.1f} | {floor:.1f} | "
               f"{100 * floor / t['median']:.0f} % | {p['tflops']:.0f} | {beside} |")
-    if "--tokens curve" in run["command"]:
+    if is_curve(run):
         print("\nFrom one batch to the next, time over floor rises by at most "
               f"{steepest_of(run['points'], 'nominal_floor_us')}; over floors by the ceilings that were "
               f"measured here, {steepest_of(run['points'], 'floor_us')}.")
@@ -133,6 +156,7 @@ def main():
     by_name = dict(runs)
     first = next(arm for name, run in runs if "links" not in run for arm in arms_of(run))
     several = any("ranks" in run for _, run in runs)
+    usual_build = usual_build_of(runs)
     gpu = first["gpu"]
     print(f"# {first['model']}\n")
     print(f"megamoe {first['version']}, driver {gpu['driver']}, {gpu['multiprocessors']} multiprocessors, "
@@ -145,7 +169,7 @@ def main():
             ranks_of(name, run, by_name[name.replace(".json", "-alone.json")])
         elif not several:
             for arm in arms_of(run):
-                table_of(name, arm)
+                table_of(name, arm, heading_of(arm, "ratios" in run), usual_build)
             if "ratios" in run:
                 ratios_of(run)
     pictures_of(pathlib.Path(sys.argv[1]))

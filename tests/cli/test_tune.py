@@ -197,6 +197,8 @@ class Measuring(Tune):
              self.path("results")], capture_output=True, text=True)
         self.assertEqual((report.returncode, report.stderr), (0, ""))
         self.assertRegex(report.stdout, r"\| 64 \| \d+, all \| 10.0 \| 8, 17 \| 5.0 \| 100.0 % \|")
+        # The built-in choice is the fastest: a gain would be one over itself.
+        self.assertRegex(report.stdout, r"\| 1 \| \d+, all \| 10.0 \| \d+, all \| 10.0 \|  \|  \|  \|")
 
     def test_clocks_that_change(self):
         done = self.tune("--tokens", 64, FAKE_CUDA_DRIFT="600")

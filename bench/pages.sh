@@ -4,7 +4,7 @@
 # pages.sh [TOOL]; TOOL is the megamoe command, by default that of the release build.
 #
 # Of a folder h200 they are made of the files SHAPE-mxfp4.json, beside which SHAPE-FORM.json of other
-# forms may lie, and of traces SHAPE-TOKENS-trace.json.
+# forms may lie, of SHAPE-mxfp4-curve.json by itself, and of traces SHAPE-TOKENS-trace.json.
 set -eu
 cd "$(dirname "$0")/.."
 tool=${1:-build/release/tools/megamoe}
@@ -34,6 +34,9 @@ for first in "$results"/h200/*-mxfp4.json; do
     for kind in latency roofline ratio; do
         [ "$kind $#" = "ratio 1" ] || picture "h200-$shape-$kind" "$kind" "$@"
     done
+done
+for curve in "$results"/h200/*-mxfp4-curve.json; do
+    [ ! -e "$curve" ] || picture "h200-$(basename "$curve" -mxfp4-curve.json)-curve" latency "$curve"
 done
 for trace in "$results"/h200/*-trace.json; do
     [ ! -e "$trace" ] || "$tool" plot "$trace" --out "docs/images/h200-$(basename "$trace" .json).png"

@@ -43,10 +43,16 @@ static void sum_up(const uint64_t *marks, int32_t blocks, megamoe_workspace_time
         const uint64_t first = mark_or(m[MM_CUDA_TIME_FIRST], begun);
         const uint64_t last = mark_or(m[MM_CUDA_TIME_LAST], begun);
         const uint64_t left = mark_or(m[MM_CUDA_TIME_COMBINED], begun);
+        const double dispatch = (double)(first - begun) / unit;
         times->begin_us += (double)(begun - m[MM_CUDA_TIME_ENTRY]) / unit;
-        times->dispatch_us += (double)(first - begun) / unit;
-        times->fc1_us += ((double)m[MM_CUDA_TIME_FC1] - (double)(first - begun)) / unit;
+        times->dispatch_us += dispatch;
+        times->fc1_us += (double)m[MM_CUDA_TIME_FC1] / unit;
         times->fc2_us += (double)m[MM_CUDA_TIME_FC2] / unit;
+        /* The first tile's time has counted from BEGUN: of FC1, unless the block had none of it. */
+        if (m[MM_CUDA_TIME_FC1])
+            times->fc1_us -= dispatch;
+        else
+            times->fc2_us -= dispatch;
         /* Rows may be summed before the last tile has been told of, so this can be negative. */
         times->combine_us += ((double)left - (double)last) / unit;
         times->idle_us += (double)(m[MM_CUDA_TIME_ENTRY] - begin + end - left) / unit;

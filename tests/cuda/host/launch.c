@@ -570,6 +570,14 @@ T_CASE(times_are_means_over_blocks) {
     T_EQ_F64(t.combine_us, 4.5);
     T_EQ_F64(t.idle_us, 2);
     T_EQ_F64(t.total_us, 10);
+    /* The second block has FC2 tiles alone: what its first one waited for is none of FC1's time. */
+    mark(ws, 1, 12000, 13000, 14000, 0, 3000, 20000);
+    T_OK(mm_cuda_workspace_times(ws, &t));
+    T_EQ_F64(t.dispatch_us, 0.75);
+    T_EQ_F64(t.fc1_us, 1.25);
+    T_EQ_F64(t.fc2_us, 2);
+    T_EQ_F64(t.combine_us, 3);
+    T_EQ_F64(t.begin_us + t.dispatch_us + t.fc1_us + t.fc2_us + t.combine_us + t.idle_us, 10);
     mark(ws, 0, 10000, 11000, 0, 0, 0, 0);
     mark(ws, 1, 10000, 13000, 0, 0, 0, 0);
     T_OK(mm_cuda_workspace_times(ws, &t));

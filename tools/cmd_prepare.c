@@ -17,7 +17,7 @@
 
 typedef struct preparation {
     source source;
-    const char *device;
+    const char *device; /* "cpu" or "cuda" */
     megamoe_nvfp4_mode nvfp4;
     megamoe_quantize_options quantize; /* of the source, if it is to be used */
     bool round_outside_window;
@@ -93,17 +93,28 @@ static bool parse_layer(const char *text, int64_t *layer) {
     return end != text && *end == '\0' && errno == 0 && *layer >= 0 && *layer <= INT32_MAX;
 }
 
+/* A file is for a kind of device, so it does not matter which N of "cuda:N". NULL: no such kind. */
+static const char *kind_of_device(const char *device) {
+    if (strcmp(device, "cpu") == 0)
+        return "cpu";
+    if (strncmp(device, "cuda", strlen("cuda")) != 0)
+        return NULL;
+    const char *rest = device + strlen("cuda");
+    const size_t digits = *rest == ':' ? strspn(rest + 1, "0123456789") : 0;
+    return *rest == '\0' || (digits > 0 && rest[1 + digits] == '\0') ? "cuda" : NULL;
+}
+
 int cmd_prepare(int argc, char **argv) {
-    const char *layer_text = NULL, *out = NULL;
-    static const char *const devices[] = {"cpu", "cuda"};
-    int device = 0, nvfp4 = MEGAMOE_NVFP4_EXACT, quantize = -1;
+    const char *layer_text = NULL, *out = NULL, *device = "cpu";
+    int nvfp4 = MEGAMOE_NVFP4_EXACT, quantize = -1;
     int64_t layer, threads = parallel_cores();
     bool round_outside_window = false, json = false;
     const option_spec options[] = {
         {"layer", OPTION_TEXT, &layer_text, "L|all", "layer of the checkpoint (its only one)", 0,
          0},
         {"out", OPTION_TEXT, &out, "FILE|DIR", "file; for all layers a directory", 0, 0},
-        {"device", OPTION_CHOICE, &device, "cpu|cuda", "device to pack for (cpu)", 0, 0},
+        {"device", OPTION_TEXT, &device, "cpu|cuda|cuda:N", "kind of device to pack for (cpu)", 0,
+         0},
         {"nvfp4", OPTION_CHOICE, &nvfp4, "exact|folded", "form of NVFP4 weights (exact)", 0, 0},
         {"quantize", OPTION_CHOICE, &quantize, "mxfp4|nvfp4", "round FP8 or BF16 weights to this",
          0, 0},
@@ -127,7 +138,10 @@ int cmd_prepare(int argc, char **argv) {
         return report_error("--layer %s: not a layer's number and not \"all\"", layer_text);
     if (out == NULL)
         return report_error("prepare: --out is missing");
-    preparation p = {.device = devices[device],
+    const char *kind = kind_of_device(device);
+    if (kind == NULL)
+        return report_error("--device %s: expected cpu, cuda or cuda:N", device);
+    preparation p = {.device = kind,
                      .nvfp4 = (megamoe_nvfp4_mode)nvfp4,
                      .quantize = MEGAMOE_INIT(megamoe_quantize_options),
                      .round_outside_window = round_outside_window,

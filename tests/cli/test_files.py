@@ -118,7 +118,9 @@ class Prepare(Case):
         checkpoint = self.synth("deepseek-v3", "--layers", "2")
         file = self.path("l.mmoe")
         self.fails(2, ["--out"], "prepare", checkpoint, "--layer", 3)
-        self.fails(2, ["--device", "tpu"], "prepare", checkpoint, "--device", "tpu", "--out", file)
+        for device in ["tpu", "", "cuda:", "cuda0", "cuda:0x", "cuda:-1", "cpu:0"]:
+            self.fails(2, ["--device " + device, "cuda:N"], "prepare", checkpoint, "--device", device,
+                       "--out", file)
         self.fails(2, ["--layer", "some"], "prepare", checkpoint, "--layer", "some", "--out", file)
         self.fails(2, ["2 expert layers"], "prepare", checkpoint, "--out", file)
         self.fails(2, [self.path("no/l")], "prepare", checkpoint, "--layer", 3, "--out",
@@ -143,6 +145,15 @@ class Prepare(Case):
                 self.assertIn("for cuda", self.good("inspect", file))
                 damage(file, os.path.getsize(file) // 2)
                 self.fails(1, [file], "verify", file)
+
+    def test_cuda_is_a_kind_of_device(self):
+        checkpoint = self.synth()
+        files = [self.path(f"{n}.mmoe") for n in range(2)]
+        for device, file in zip(["cuda", "cuda:7"], files):
+            made = self.good_json("prepare", checkpoint, "--device", device, "--out", file)
+            self.assertEqual(made["device"], "cuda")
+        with open(files[0], "rb") as a, open(files[1], "rb") as b:
+            self.assertEqual(a.read(), b.read())
 
     def test_outside_the_window(self):
         checkpoint = self.synth("deepseek-v4-flash")

@@ -25,7 +25,10 @@ static const bench_geometry geometries[] = {
     {"v3", "DeepSeek-V3, 1/8", 7168, 2048, 32, 8, PLAIN, false},
     {"kimi-k2", "Kimi-K2, 1/8", 7168, 2048, 48, 8, PLAIN, false},
     {"glm-4.5", "GLM-4.5, 1/8", 5120, 1536, 20, 8, PLAIN, false},
+    {"glm-5", "GLM-5, 1/8", 6144, 2048, 32, 8, PLAIN, false},
     {"qwen3-235b", "Qwen3-235B, 1/8", 4096, 1536, 16, 8, PLAIN, false},
+    {"qwen3-next", "Qwen3-Next-80B, 1/8", 2048, 512, 64, 10, PLAIN, false},
+    {"mimo-v2.5-pro", "MiMo-V2.5-Pro, 1/8", 6144, 2048, 48, 8, PLAIN, false},
     {"gpt-oss", "gpt-oss-120b, 1/8", 2880, 2880, 16, 4, GPT_OSS, true},
 };
 

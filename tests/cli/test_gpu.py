@@ -104,7 +104,10 @@ class FakeGpu(Case):
         self.assertNotIn("public_us", done["points"][0])
 
     def test_bench_geometries(self):
-        for geometry, shape in {"qwen3-235b": (4096, 1536, 16, 8),
+        for geometry, shape in {"glm-5": (6144, 2048, 32, 8),
+                                "qwen3-235b": (4096, 1536, 16, 8),
+                                "qwen3-next": (2048, 512, 64, 10),
+                                "mimo-v2.5-pro": (6144, 2048, 48, 8),
                                 "gpt-oss": (2880, 2880, 16, 4)}.items():
             done = self.bench("--geometry", geometry, "--tokens", 2, "--capacity", 16)
             self.assertEqual(tuple(done[k] for k in ["hidden", "intermediate", "experts", "topk"]),

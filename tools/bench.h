@@ -10,6 +10,7 @@
 #define BENCH_H
 
 #include "bench_cpu.h"
+#include "bench_environment.h"
 #include "bench_geometry.h"
 #include "bench_gpu.h"
 #include "bench_layer.h"
@@ -87,8 +88,7 @@ typedef struct bench_arm {
     bench_layer layer;
     bench_gpu *gpu; /* one of these */
     bench_cpu *cpu;
-    gpu_facts facts;
-    nvml_state state_before, state_after;  /* of all points */
+    bench_gpu_record record;               /* around all points */
     megamoe_device_ceilings before, after; /* GPU: around all points; of the arm that owns it */
     bench_point points[BENCH_MAX_POINTS];
 } bench_arm;
@@ -188,7 +188,5 @@ int bench_in_processes(bench *b, json_t **result);
 
 /* Date and command line. */
 void bench_record(bench *b, int argc, char **argv);
-/* The host: processor, governor, system, load. */
-json_t *bench_host_json(void);
 
 #endif

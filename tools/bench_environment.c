@@ -48,3 +48,51 @@ json_t *bench_host_json(void) {
         json_object_set_new(host, "load", json_real(load[0]));
     return host;
 }
+
+void bench_gpu_record_begin(const gpu *g, bench_gpu_record *record) {
+    gpu_describe(g, &record->facts);
+    gpu_get_state(g, &record->before);
+}
+
+void bench_gpu_record_end(const gpu *g, bench_gpu_record *record) {
+    gpu_get_state(g, &record->after);
+}
+
+json_t *bench_holds_json(uint64_t holds) {
+    json_t *names = json_array();
+    for (int bit = 0; bit < NVML_HOLDS; bit++)
+        if (holds >> bit & 1 && nvml_hold_name(bit) != NULL)
+            json_array_append_new(names, json_string(nvml_hold_name(bit)));
+    return names;
+}
+
+static json_t *state_json(const nvml_state *s) {
+    return json_pack("{s:i, s:i, s:f, s:i, s:o}", "sm_mhz", (int)s->sm_mhz, "memory_mhz",
+                     (int)s->memory_mhz, "power_w", s->power_mw / 1e3, "temperature_c",
+                     (int)s->temperature_c, "clocks_held_by", bench_holds_json(s->holds));
+}
+
+json_t *bench_gpu_json(const megamoe_device_info *device, const bench_gpu_record *record) {
+    const nvml_facts *facts = &record->facts.nvml;
+    json_t *object = json_pack(
+        "{s:i, s:i, s:i, s:I, s:I}", "multiprocessors", device->multiprocessors, "max_ctas",
+        device->max_ctas, "cuda_driver", device->driver_version, "memory_bytes",
+        (json_int_t)device->memory_bytes, "l2_bytes", (json_int_t)record->facts.l2_bytes);
+    if (facts->driver[0] != '\0')
+        json_object_set_new(object, "driver", json_string(facts->driver));
+    if (facts->sm_mhz_max > 0)
+        json_object_update_new(
+            object, json_pack("{s:i, s:i, s:f, s:o, s:o}", "sm_mhz_max", (int)facts->sm_mhz_max,
+                              "memory_mhz", (int)facts->memory_mhz, "power_limit_w",
+                              facts->power_limit_mw / 1e3, "before", state_json(&record->before),
+                              "after", state_json(&record->after)));
+    return object;
+}
+
+json_t *bench_environment_json(const megamoe_device_info *device, const bench_gpu_record *record) {
+    json_t *object = json_pack("{s:o, s:s, s:s}", "host", bench_host_json(), "version",
+                               megamoe_version(), "commit", megamoe_build_commit());
+    if (record != NULL)
+        json_object_set_new(object, "gpu", bench_gpu_json(device, record));
+    return object;
+}

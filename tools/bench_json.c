@@ -38,14 +38,6 @@ static json_t *times_json(const megamoe_workspace_times *t) {
                      "idle", t->idle_us, "total", t->total_us);
 }
 
-static json_t *holds_json(uint64_t holds) {
-    json_t *names = json_array();
-    for (int bit = 0; bit < NVML_HOLDS; bit++)
-        if (holds >> bit & 1 && nvml_hold_name(bit) != NULL)
-            json_array_append_new(names, json_string(nvml_hold_name(bit)));
-    return names;
-}
-
 /* Of the geometry as it is, not of one with other experts. */
 static const bench_published *published_of(const bench *b, const bench_arm *arm,
                                            const bench_point *p) {
@@ -71,7 +63,7 @@ static json_t *gpu_point_json(const bench *b, const bench_arm *arm, const bench_
                   timing_json(&p->forward), "rounds_us", rounds_json(p), "stage_us",
                   timing_json(&p->stage), "floor_us", floor_us, "floor_share", floor_us / us,
                   "weight_gbs", bytes / us / 1e3, "tflops", operations / us / 1e6, "times_us",
-                  times_json(&p->times), "clocks_held_by", holds_json(p->holds));
+                  times_json(&p->times), "clocks_held_by", bench_holds_json(p->holds));
     const bench_nominal *nominal = bench_nominal_of(arm->info.model);
     if (nominal != NULL)
         json_object_set_new(object, "nominal_floor_us",
@@ -115,30 +107,6 @@ static json_t *cpu_point_json(const bench *b, const bench_arm *arm, const bench_
 
 /* ---- Arms ---- */
 
-static json_t *state_json(const nvml_state *s) {
-    return json_pack("{s:i, s:i, s:f, s:i, s:o}", "sm_mhz", (int)s->sm_mhz, "memory_mhz",
-                     (int)s->memory_mhz, "power_w", s->power_mw / 1e3, "temperature_c",
-                     (int)s->temperature_c, "clocks_held_by", holds_json(s->holds));
-}
-
-static json_t *gpu_json(const bench_arm *arm) {
-    const megamoe_device_info *device = &arm->info;
-    const nvml_facts *facts = &arm->facts.nvml;
-    json_t *object = json_pack(
-        "{s:i, s:i, s:i, s:I, s:I}", "multiprocessors", device->multiprocessors, "max_ctas",
-        device->max_ctas, "cuda_driver", device->driver_version, "memory_bytes",
-        (json_int_t)device->memory_bytes, "l2_bytes", (json_int_t)arm->facts.l2_bytes);
-    if (facts->driver[0] != '\0')
-        json_object_set_new(object, "driver", json_string(facts->driver));
-    if (facts->sm_mhz_max > 0)
-        json_object_update_new(
-            object, json_pack("{s:i, s:i, s:f, s:o, s:o}", "sm_mhz_max", (int)facts->sm_mhz_max,
-                              "memory_mhz", (int)facts->memory_mhz, "power_limit_w",
-                              facts->power_limit_mw / 1e3, "before", state_json(&arm->state_before),
-                              "after", state_json(&arm->state_after)));
-    return object;
-}
-
 static json_t *parts_json(const megamoe_workspace *workspace) {
     json_t *parts = json_array();
     const char *what;
@@ -160,9 +128,9 @@ static void add_gpu(const bench *b, const bench_arm *arm, json_t *object) {
                   (json_int_t)megamoe_workspace_bytes(workspace), "workspace_parts",
                   parts_json(workspace), "flush_bytes", (json_int_t)bench_gpu_flush_bytes(arm->gpu),
                   "l2", l2_names[arm->config.l2], "launch", launch_names[arm->config.launch], "gpu",
-                  gpu_json(arm), "ceilings", "read_gbs", before->read_gbs, after->read_gbs,
-                  "copy_gbs", before->copy_gbs, after->copy_gbs, "mma_tflops", before->mma_tflops,
-                  after->mma_tflops));
+                  bench_gpu_json(&arm->info, &arm->record), "ceilings", "read_gbs",
+                  before->read_gbs, after->read_gbs, "copy_gbs", before->copy_gbs, after->copy_gbs,
+                  "mma_tflops", before->mma_tflops, after->mma_tflops));
     if (arm->config.token_tile > 0)
         json_object_set_new(object, "token_tile", json_integer((json_int_t)arm->config.token_tile));
     if (arm->config.lag > 0)

@@ -225,7 +225,7 @@ int bench_measure(bench *b) {
         progress_end(&bar);
     for (int i = 0; code == EXIT_DONE && b->on_gpu && i < b->n_arms; i++) {
         bench_arm *arm = &b->arms[i];
-        gpu_get_state(bench_gpu_device(arm->gpu), &arm->state_after);
+        bench_gpu_record_end(bench_gpu_device(arm->gpu), &arm->record);
         if (arm->owns_device)
             TRY_LIBRARY(megamoe_device_measure(arm->device, &arm->after));
     }

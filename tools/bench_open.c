@@ -206,8 +206,7 @@ static int open_on_gpu(const bench *b, bench_arm *arm) {
                                        .warm_ups = (int)b->request->warm_ups,
                                        .padding_us = b->request->padding};
     TRY(bench_gpu_open(&options, &arm->gpu));
-    gpu_describe(bench_gpu_device(arm->gpu), &arm->facts);
-    gpu_get_state(bench_gpu_device(arm->gpu), &arm->state_before);
+    bench_gpu_record_begin(bench_gpu_device(arm->gpu), &arm->record);
     megamoe_plan plan = MEGAMOE_INIT(megamoe_plan);
     plan.token_tile = (int32_t)arm->config.token_tile;
     plan.lag = (int32_t)arm->config.lag;

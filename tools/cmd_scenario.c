@@ -4,7 +4,6 @@
  * arrive.
  */
 #include <inttypes.h>
-#include <stdio.h>
 
 #include "bench_geometry.h"
 #include "commands.h"
@@ -138,15 +137,14 @@ static int execute(scenario *s, bench_target *target) {
     target->memory = memory_limit(s);
     options.target = *target;
     TRY(stack_open(&options, &s->device, &s->routing, &s->stack));
-    if (s->stack.gpu != NULL) {
-        gpu_facts facts;
-        gpu_describe(s->stack.gpu, &facts);
-        snprintf(s->driver, sizeof s->driver, "%s", facts.nvml.driver);
-    }
+    if (s->stack.gpu != NULL)
+        bench_gpu_record_begin(s->stack.gpu, &s->record);
     const int code = simulation_run(&s->options, stack_step, &s->stack, &s->simulation);
     if (code == SIMULATION_NO_MEMORY)
         return report_error("out of memory for %" PRId64 " requests", r->requests);
     TRY(code);
+    if (s->stack.gpu != NULL)
+        bench_gpu_record_end(s->stack.gpu, &s->record);
     if (s->stack.rank != 0)
         return EXIT_DONE; /* the rest is for one */
     return (r->json ? scenario_print_json : scenario_print_text)(s);

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+#include "bench_environment.h"
 #include "bench_geometry.h"
 #include "bench_layer.h"
 #include "commands.h"
@@ -11,6 +12,7 @@
 #include "output.h"
 #include "parallel.h"
 #include "rank.h"
+#include "record.h"
 #include "report.h"
 #include "synth.h"
 #include "trace_json.h"
@@ -44,6 +46,10 @@ typedef struct trace {
     int64_t stride;      /* spans of a rank have so many places */
     megamoe_span *spans; /* [ranks][stride] */
     int64_t *loads;      /* [experts]: routes received */
+    /* How it came about. */
+    bench_gpu_record record; /* of a GPU */
+    char date[RECORD_DATE_BYTES];
+    char command[RECORD_COMMAND_BYTES];
 } trace;
 
 /* ---- opening ---- */
@@ -238,6 +244,13 @@ static double ends_at(const trace *t) {
     return end;
 }
 
+static json_t *circumstances_json(const trace *t) {
+    json_t *object = json_pack("{s:s, s:s, s:s, s:s}", "date", t->date, "command", t->command,
+                               "device", t->device.name, "model", t->device.model);
+    json_object_update_new(object, bench_environment_json(&t->device, t->gpu ? &t->record : NULL));
+    return object;
+}
+
 static json_t *trace_json(const trace *t) {
     const megamoe_layer_desc *desc = &t->layer.desc;
     char title[512];
@@ -250,11 +263,11 @@ static json_t *trace_json(const trace *t) {
         snprintf(of.device, sizeof of.device, "%s", t->device.model);
         trace_events(&of, r, t->gpu, events);
     }
-    return json_pack("{s:s, s:s, s:s, s:i, s:I, s:I, s:f, s:o, s:o}", "displayTimeUnit", "ns",
+    return json_pack("{s:s, s:s, s:s, s:i, s:I, s:I, s:f, s:o, s:o, s:o}", "displayTimeUnit", "ns",
                      "title", title, "workers", t->gpu ? "multiprocessor" : "thread", "ranks",
                      t->ranks, "tokens", (json_int_t)t->request->tokens, "dropped",
                      (json_int_t)t->dropped, "total_us", ends_at(t), "loads", loads_json(t),
-                     "traceEvents", events);
+                     "otherData", circumstances_json(t), "traceEvents", events);
 }
 
 static int write_trace(const trace *t) {
@@ -298,8 +311,12 @@ static int execute(trace *t) {
     TRY(open_workspace(t));
     TRY(open_batch(t));
     TRY(stage(t));
+    if (t->gpu)
+        bench_gpu_record_begin(t->g, &t->record);
     for (int i = 0; i <= WARM_UPS; i++)
         TRY(forward(t));
+    if (t->gpu)
+        bench_gpu_record_end(t->g, &t->record);
     TRY(gather_spans(t));
     TRY(gather_loads(t));
     if (t->rank > 0)
@@ -391,6 +408,8 @@ int cmd_trace(int argc, char **argv) {
                           .distinct = on_gpu ? GPU_DISTINCT_EXPERTS : 0,
                           .seed = (uint64_t)r.seed,
                           .threads = (int32_t)r.threads}};
+    record_command(argc, argv, t.command);
+    record_date(t.date);
     code = execute(&t);
     close_all(&t, code);
     return code;

@@ -70,6 +70,7 @@ static int execute(tune *t) {
     TRY_LIBRARY(megamoe_tuned_key_of(b->arms[0].layer.layer, bench_gpu_workspace(b->arms[0].gpu),
                                      b->routing.name, &t->key));
     TRY(tune_measure(t));
+    bench_gpu_record_end(bench_gpu_device(b->arms[0].gpu), &b->arms[0].record);
     return finish(t);
 }
 

@@ -3,6 +3,7 @@
 #ifndef SCENARIO_H
 #define SCENARIO_H
 
+#include "bench_environment.h"
 #include "record.h"
 #include "simulation.h"
 #include "stack.h"
@@ -22,7 +23,7 @@ typedef struct scenario {
     routing_profile routing;
     stack stack;
     megamoe_device_info device;
-    char driver[80]; /* its version, of a GPU; "" where it does not tell */
+    bench_gpu_record record; /* of a GPU */
     char date[RECORD_DATE_BYTES];
     char command[RECORD_COMMAND_BYTES];
 } scenario;

@@ -215,14 +215,12 @@ int scenario_print_json(const scenario *s) {
         json_pack("{s:i, s:s}", "schema_version", SCHEMA_VERSION, "scenario", workload_name(s));
     json_object_update_new(object, layer_json(s));
     json_object_update_new(object, load_json(s));
-    json_object_update_new(object, json_pack("{s:s, s:s, s:s, s:i, s:o, s:s, s:s, s:s, s:s}",
-                                             "device", s->device.name, "model", s->device.model,
-                                             "tier", s->device.tier, "threads", s->device.threads,
-                                             "host", bench_host_json(), "version",
-                                             megamoe_version(), "commit", megamoe_build_commit(),
-                                             "date", s->date, "command", s->command));
-    if (s->driver[0] != '\0')
-        json_object_set_new(object, "driver", json_string(s->driver));
+    json_object_update_new(object,
+                           json_pack("{s:s, s:s, s:s, s:i, s:s, s:s}", "device", s->device.name,
+                                     "model", s->device.model, "tier", s->device.tier, "threads",
+                                     s->device.threads, "date", s->date, "command", s->command));
+    json_object_update_new(
+        object, bench_environment_json(&s->device, s->stack.gpu != NULL ? &s->record : NULL));
     json_object_update_new(
         object,
         json_pack("{s:I, s:I, s:f, s:f, s:I, s:I, s:f, s:f, s:f}", "steps", (json_int_t)m->n_steps,

@@ -47,15 +47,18 @@ static json_t *point_json(const tune *t, const tune_point *p) {
 
 static int print_json(const tune *t) {
     const bench *b = t->b;
+    const bench_arm *arm = &b->arms[0];
     json_t *points = json_array();
     for (int i = 0; i < b->n_tokens; i++)
         json_array_append_new(points, point_json(t, &t->points[i]));
     json_t *geometry = b->geometry != NULL ? json_string(b->geometry->name) : json_null();
-    return report_json(json_pack(
-        "{s:s, s:s, s:s, s:o, s:s, s:o, s:I, s:I, s:b, s:o}", "command", b->command, "date",
-        b->date, "device_model", b->arms[0].info.model, "geometry", geometry, "layer",
-        b->arms[0].layer.name, "key", tune_key_json(&t->key), "rounds", (json_int_t)t->rounds,
-        "iterations", (json_int_t)t->iterations, "dry_run", t->dry_run, "points", points));
+    json_t *object =
+        json_pack("{s:s, s:s, s:s, s:o, s:s, s:o, s:I, s:I, s:b, s:o}", "command", b->command,
+                  "date", b->date, "device_model", arm->info.model, "geometry", geometry, "layer",
+                  arm->layer.name, "key", tune_key_json(&t->key), "rounds", (json_int_t)t->rounds,
+                  "iterations", (json_int_t)t->iterations, "dry_run", t->dry_run, "points", points);
+    json_object_update_new(object, bench_environment_json(&arm->info, &arm->record));
+    return report_json(object);
 }
 
 static void print_candidates(const tune *t) {

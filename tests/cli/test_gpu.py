@@ -162,6 +162,9 @@ class FakeGpu(Case):
         spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
         self.assertEqual(len(spans), done["spans"])
         self.assertEqual({event["cat"] for event in spans}, {"count", "dispatch", "combine"})
+        gpu = trace["otherData"]["gpu"]
+        self.assertEqual(gpu["driver"], "999.1")
+        self.assertLess(gpu["after"]["sm_mhz"], gpu["before"]["sm_mhz"])
         done = self.launch(2, "trace", "--device", "cuda", "--tokens", 8, "--warm", "--token-tile",
                            16, "--out", path)
         self.assertEqual(done["ranks"], 2)

@@ -183,6 +183,9 @@ class Scenario(Case):
         self.assertEqual((done["requests_ended"], done["chunk"]), (5, 2048))
         # The fake driver's events are 10 us apart.
         self.assertAlmostEqual(done["step_us"]["p50"], 10, places=3)
+        gpu = done["gpu"]
+        self.assertEqual(gpu["driver"], "999.1")
+        self.assertLess(gpu["after"]["sm_mhz"], gpu["before"]["sm_mhz"])
 
 
 class Routing(Case):

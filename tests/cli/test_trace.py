@@ -73,6 +73,12 @@ class Trace(Case):
         self.assertAlmostEqual(max(e["ts"] + e["dur"] for e in events), trace["total_us"],
                                delta=1e-3 * trace["total_us"])
         self.assertIn("geometry A", trace["title"])
+        about = trace["otherData"]
+        self.assertRegex(about["command"], "^megamoe trace --geometry A ")
+        self.assertEqual(about["device"], "cpu")
+        self.assertNotIn("gpu", about)
+        for name in ["date", "model", "host", "version", "commit"]:
+            self.assertTrue(about[name])
         self.assertEqual(os.listdir(self.directory), ["trace.json"])
 
     def test_ranks_that_are_processes(self):

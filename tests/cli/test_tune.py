@@ -155,6 +155,10 @@ class Measuring(Tune):
         stored, = self.read()
         self.assertEqual([(p["tokens"], p["token_tile"]) for p in stored["plans"]],
                          [(1, 0), (64, 0)])
+        self.assertEqual(done["gpu"]["driver"], "999.1")
+        self.assertLess(done["gpu"]["after"]["sm_mhz"], done["gpu"]["before"]["sm_mhz"])
+        for name in ["host", "version", "commit"]:
+            self.assertTrue(done[name])
 
     def test_the_fastest_is_stored(self):
         done = self.tune("--tokens", "1,64", FAKE_CUDA_FAST_LAG="17")

@@ -148,14 +148,20 @@ class Scenario(Case):
             self.skipTest("this build has no CUDA kernels")
         run = os.path.join(SOURCE, "bench/run_gpu")
         env = {**os.environ, **FAKE, "MEGAMOE_TOOL": TOOL}
-        done = subprocess.run([run, self.directory, "^(qwen3-30b-mxfp4|scenarios/flash-decode)$"],
+        done = subprocess.run([run, self.directory,
+                               "^(qwen3-30b-mxfp4|scenarios/flash-decode|flash-(arms|64-trace))$"],
                               capture_output=True, text=True, env=env)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         for name in ["qwen3-30b-mxfp4", "scenarios/flash-decode"]:
             with open(self.path(name + ".json")) as file:
                 self.assertEqual(json.load(file)["format"], "mxfp4")
+        with open(self.path("flash-arms.json")) as file:
+            self.assertEqual(len(json.load(file)["arms"]), 5)
+        with open(self.path("flash-64-trace.json")) as file:
+            self.assertTrue(json.load(file)["traceEvents"])
         self.assertEqual(sorted(os.listdir(self.directory)),
-                         ["qwen3-30b-mxfp4.json", "scenarios", "tune"])
+                         ["flash-64-trace.json", "flash-arms.json", "qwen3-30b-mxfp4.json",
+                          "scenarios", "tune"])
         for arguments, device, code in [(["nothing"], "cuda", 2), (["flash-mxfp4$"], "cuda:7", 1)]:
             done = subprocess.run([run, self.directory, *arguments], capture_output=True,
                                   env={**env, "MEGAMOE_DEVICE": device})

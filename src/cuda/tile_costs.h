@@ -23,13 +23,13 @@
     X(MM_CUDA_MXFP4, 0, 64, 96)                                                                    \
     X(MM_CUDA_MXFP4, 0, 80, 112.3)                                                                 \
     X(MM_CUDA_MXFP4, 0, 96, 115.3)                                                                 \
-    X(MM_CUDA_MXFP4, 0, 112, 126)                                                                  \
-    X(MM_CUDA_MXFP4, 0, 128, 131.7)                                                                \
+    X(MM_CUDA_MXFP4, 0, 112, 116.7)                                                                \
+    X(MM_CUDA_MXFP4, 0, 128, 129.1)                                                                \
     X(MM_CUDA_MXFP4, 0, 144, 139.9)                                                                \
     X(MM_CUDA_MXFP4, 1, 16, 90.08)                                                                 \
     X(MM_CUDA_MXFP4, 1, 32, 108.2)                                                                 \
     X(MM_CUDA_MXFP4, 1, 48, 126.2)                                                                 \
-    X(MM_CUDA_NVFP4_EXACT, 0, 8, 119.2)                                                            \
+    X(MM_CUDA_NVFP4_EXACT, 0, 8, 110.4)                                                            \
     X(MM_CUDA_NVFP4_EXACT, 0, 16, 129.7)                                                           \
     X(MM_CUDA_NVFP4_EXACT, 0, 24, 135.5)                                                           \
     X(MM_CUDA_NVFP4_EXACT, 0, 32, 135.8)                                                           \
@@ -49,7 +49,7 @@
     X(MM_CUDA_NVFP4_FOLDED, 0, 96, 117.4)                                                          \
     X(MM_CUDA_NVFP4_FOLDED, 0, 112, 128.2)                                                         \
     X(MM_CUDA_NVFP4_FOLDED, 0, 128, 133.9)                                                         \
-    X(MM_CUDA_NVFP4_FOLDED, 0, 144, 165.9)                                                         \
+    X(MM_CUDA_NVFP4_FOLDED, 0, 144, 179.2)                                                         \
     X(MM_CUDA_NVFP4_FOLDED, 1, 16, 90.08)                                                          \
     X(MM_CUDA_NVFP4_FOLDED, 1, 32, 108.2)
 

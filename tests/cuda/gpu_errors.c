@@ -331,8 +331,9 @@ T_CASE(errors_a_deadline_ends_all_ranks) {
         x.s.folded = true;
         x.s.pool_rows = TOKENS * TOPK;
         x.s.deadline_ms = 200;
-        x.f = fleet_open(&x.s);
-        T_OK(mm_cuda_workspace_set_epoch(x.f.rank[ranks / 2].workspace->cuda, 5));
+        const fleet f = fleet_open(&x.s);
+        x.f = f;
+        T_OK(mm_cuda_workspace_set_epoch(f.rank[ranks / 2].workspace->cuda, 5));
         gpu_batch_put(&x.buffers, &x.b);
         gpu_stage(&x.f, &x.buffers, x.g.stream);
         const double start = seconds();
